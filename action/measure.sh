@@ -22,7 +22,8 @@ compgen -G "multirun/$sweep/*/record.json" >/dev/null || exit "$((measured > 0 ?
 code=
 if [[ -d baselines/$BASELINE ]]; then
     code=0
-    attn_exp compare "$sweep" against="$BASELINE" fail_if_slower="$MARGIN" format=markdown rows=20 out="$report" || code=$?
+    attn_exp compare "$sweep" against="$BASELINE" fail_if_slower="$MARGIN" undecided="$UNDECIDED" \
+        format=markdown rows=20 out="$report" || code=$?
     # What cannot be compared has no report.
     if ((code == 2)); then exit 2; fi
 else

@@ -8,7 +8,7 @@ try:
     import attn_exp.compare
     import attn_exp.run  # noqa: F401
     from attn_exp.api import UndecidedWarning, assert_correct, assert_not_slower, compare, load, run, time
-    from attn_exp.core.version import __version__
+    from attn_exp.core.versions import __version__
 except KeyboardInterrupt:
     # As in __main__.py, which is imported after this: Python calls a module `-m` until it has found it.
     if sys.argv[:1] != ["-m"] or sys.orig_argv[1:3] != ["-m", "attn_exp"]:

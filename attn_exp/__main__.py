@@ -1,6 +1,7 @@
 """python -m attn_exp: the same as `attn-exp`."""
 
 import sys
+from pathlib import Path
 
 
 def main() -> None:
@@ -9,6 +10,11 @@ def main() -> None:
         from attn_exp.cli import main as run
     except KeyboardInterrupt:
         sys.exit(130)
+    except ImportError as error:
+        hides = Path(f"{error.name}.py")
+        if error.name not in sys.stdlib_module_names or not hides.exists():
+            raise
+        sys.exit(f"attn-exp: {hides} in this folder hides Python's module {error.name}: rename it, or go elsewhere")
     run()
 
 

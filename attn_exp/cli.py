@@ -14,15 +14,14 @@ from collections.abc import Sequence
 from types import FrameType
 
 from attn_exp.core.conf import conf_folder
-from attn_exp.core.home import provide_home
-from attn_exp.core.version import __version__
+from attn_exp.core.host.home import provide_home
+from attn_exp.core.versions import __version__
 
 COMMANDS = {
     "run": "measure cases on backends, one or every combination; also what runs without a command",
     "duel": "measure backends side by side and say which is faster, and how surely",
     "compare": "say from records which backend is faster where, or what changed since an earlier sweep",
     "pick": "write a table of the fastest backend at each shape, which a model can dispatch by",
-    "site": "write a static site of the histories of all sweeps in a folder",
     "hunt": "search for a case that a backend computes wrongly",
     "bisect": "find the version of a package, or the commit, that made something slower",
     "reproduce": "repeat published figures, and say which hold",
@@ -46,6 +45,7 @@ Sweeps are positional arguments; options are written key=value:
 Without a command the arguments are those of run, groups and keys of Hydra:
   python -m attn_exp                                        one case on one backend
   python -m attn_exp -m backend=flash,cudnn batch=1,8,16    every combination, one job each
+  python -m attn_exp -m 'backend=glob(*)' seq_len=4096      every backend: what is fastest for my shape
   python -m attn_exp -m +experiment=sdpa_sweep              a stored sweep
   python -m attn_exp -m backend=flash,math dry_run=true     list the jobs, start nothing
   python -m attn_exp -m ... hydra/launcher=local_gpus       on all GPUs here; also slurm, ray
@@ -54,10 +54,14 @@ help:
   attn-exp COMMAND --help       explains a command; attn-exp run --help lists groups and keys
   attn-exp --hydra-help         Hydra's own flags
   attn-exp --version            the version
-  eval "$(attn-exp -sc install=bash)"    the TAB key completes commands, choices and sweeps
+  eval "$(attn-exp -sc install=bash)"    the TAB key completes groups, choices and keys
 """
 _HELP = {"-h", "--help"}
 _COMPLETION = {"-sc", "--shell-completion", "--shell_completion"}
+# Packages that every installation has; without them a checkout was run as it was cloned.
+_REQUIRED = {"filelock", "hydra", "jinja2", "mlflow", "msgspec", "omegaconf", "tabulate", "yaml"}
+# How many more objects there are before some are looked through for garbage.
+_ALLOCATIONS = 50_000
 _SHELLS = ("=bash", "=fish", "=zsh")
 
 
@@ -70,6 +74,9 @@ def main() -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, interrupt)
+    # A closed terminal ends a sweep as SIGTERM does; below nohup it goes on.
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, interrupt)
     # A shell starts what is in the background of a script deaf to it.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
@@ -78,17 +85,26 @@ def main() -> None:
         # Records and names have letters that an ASCII terminal has not; a command must not end over one.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    earlier = sys.argv[0].startswith("python -m attn_exp.")
-    if sys.argv[1:2] in (["compare"], ["site"]):
+    # What imports make stays: looking through it again and again for garbage takes a tenth of a short command's time.
+    gc.set_threshold(_ALLOCATIONS)
+    if sys.argv[1:2] == ["compare"]:
         # Thousands of records are millions of objects without a cycle: looking for some takes a sixth of the time.
         gc.disable()
     try:
-        code = dispatch(sys.argv[1:], earlier=earlier)
+        code = dispatch(sys.argv[1:])
     except BrokenPipeError:
         # The reader of the output (`head`) has left. Not by SIGPIPE: a worker that dies breaks a pipe too.
         code = 0
     except KeyboardInterrupt:
         code = 130
+    except ModuleNotFoundError as error:
+        if error.name not in _REQUIRED:
+            raise
+        said = (
+            f"{error.name} is not installed for {sys.executable}: make setup creates .venv with it, or pip install -e ."
+        )
+        print(f"attn-exp: {said}", file=sys.stderr)
+        code = 2
     except Exception:
         # What a library makes of an interrupt that met it halfway, such as an AttributeError of what it had not set.
         if not interrupts:
@@ -97,15 +113,17 @@ def main() -> None:
     with contextlib.suppress(BrokenPipeError):
         sys.stdout.flush()
         sys.stderr.flush()
+    # Who has not imported it made no folder, and would wait for it.
+    if "attn_exp.core.files" in sys.modules:
+        from attn_exp.core.files import remove_folders_until_exit
+
+        remove_folders_until_exit()
     # Threads that still import or log must not keep a finished or interrupted program alive.
     os._exit(code)
 
 
-def dispatch(arguments: Sequence[str], *, earlier: bool = False) -> int:
-    """Run the command that the first argument names, `run` if it names none; return the exit code.
-
-    `earlier` says that a module was called by its earlier name (`python -m attn_exp.compare`).
-    """
+def dispatch(arguments: Sequence[str]) -> int:
+    """Run the command that the first argument names, `run` if it names none; return the exit code."""
     words = list(arguments)
     try:
         "".join(words).encode()
@@ -121,19 +139,13 @@ def dispatch(arguments: Sequence[str], *, earlier: bool = False) -> int:
     if words == ["--version"]:
         print(f"attn_exp {__version__}")
         return 0
-    if _COMPLETION & set(words):
-        if any(word.startswith("query=") for word in words):
-            from attn_exp.commands.complete import answer
-
-            print(" ".join(answer(os.environ.get("COMP_LINE", ""), COMMANDS)))
-            return 0
-        if not any(word.partition("=")[0] in ("install", "uninstall") and word.endswith(_SHELLS) for word in words):
-            print("attn-exp: -sc needs a shell: attn-exp -sc install=bash (or fish, zsh)", file=sys.stderr)
-            return 2
+    if _COMPLETION & set(words) and not any(word.endswith(_SHELLS) for word in words):
+        print("attn-exp: -sc needs a shell: attn-exp -sc install=bash (or fish, zsh)", file=sys.stderr)
+        return 2
     if words and words[0] in COMMANDS:
         name, words = words[0], words[1:]
         command = importlib.import_module(f"attn_exp.commands.{name}")
-        code: int = command.main(words, earlier=earlier) if earlier else command.main(words)
+        code: int = command.main(words)
         return code
     # No command has so many letters, nor has any folder.
     if words and words[0].isidentifier() and len(words[0]) < 100 and not (conf_folder() / words[0]).is_dir():

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 from attn_exp.core.conf import conf_folder, read_yaml
 
 if TYPE_CHECKING:

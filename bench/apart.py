@@ -14,7 +14,7 @@ from multiprocessing.context import ForkProcess
 from typing import Any, Generic, TypeVar
 
 from attn_exp.core.errors import how_it_ended
-from attn_exp.core.process import die_with_parent, prefer_to_be_killed
+from attn_exp.core.host.process import die_with_parent, prefer_to_be_killed
 
 T = TypeVar("T")
 _OVER = "a task is over"

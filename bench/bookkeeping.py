@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from attn_exp.core.process import descendants
-from attn_exp.core.record import Record
-from attn_exp.core.version import __version__
+from attn_exp.core.host.process import descendants
+from attn_exp.core.record.record import Record
+from attn_exp.core.versions import __version__
 from attn_exp.results.read import read_folder
 
 HERE = Path(__file__).resolve().parent

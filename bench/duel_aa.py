@@ -22,8 +22,8 @@ import torch
 from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import Calls
 from attn_exp.backends.sdpa import Flash
-from attn_exp.core.case import Case
-from attn_exp.core.request import Measuring, Request
+from attn_exp.core.case.case import Case
+from attn_exp.core.record.request import Measuring, Request
 from attn_exp.results.calibration import device_key, margin_for
 from attn_exp.run.duel import compare_pairs
 from attn_exp.timers.gpu import SLEEP_CYCLES_PER_US

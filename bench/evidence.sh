@@ -26,7 +26,7 @@ step_telemetry() { python3 "$root/bench/telemetry.py" "$out/telemetry"; }
 step_sdpa_sweep() { python3 "$root/bench/sdpa_sweep.py" "$out/sdpa_sweep"; }
 # The same sweep with the choice that races the loop, and what was before a pass.
 step_sdpa_sweep_quick() { python3 "$root/bench/sdpa_sweep.py" "$out/sdpa_sweep_quick" stopping=quick; }
-step_sustained() { python3 "$root/bench/sustained.py" "$out/sustained"; }
+step_plain() { python3 "$root/bench/plain.py" "$out/plain"; }
 step_accuracy() { python3 "$root/bench/accuracy.py" "$out/accuracy" ${SEED:+--seed "$SEED"} --processes "${PROCESSES:-12}"; }
 step_accuracy_fa4() { python3 "$root/bench/accuracy.py" "$out/accuracy_fa4" ${SEED:+--seed "$SEED"} --processes "${PROCESSES:-12}" fa4; }
 step_first_calls() { python3 "$root/bench/first_calls.py" "$out/first_calls"; }
@@ -49,9 +49,35 @@ step_flex_flash() {
 step_published() {
   attn -m +experiment=published sweep=published save_plots=false
   keep published backends
-  if [[ -n ${PUBLISHED:-} ]]; then
-    attn compare published published="$PUBLISHED" | tee "$out/backends/published_beside.txt"
-  fi
+}
+# What a dispatch table is worth at 200 random shapes, and duels of models: nine minutes. A second call with the same
+# OUT_FOLDER keeps the sweep. The duel of a model of transformers needs transformers.
+step_pick_proof() { python3 "$root/bench/pick_proof.py" "$out/pick_proof" --budget-s "${BUDGET:-520}"; }
+# The figures that contradict each other, judged by one sweep: on an H100 with a verdict, elsewhere with the ratio.
+step_contradictions() {
+  attn -m +experiment=contradictions sweep=contradictions save_plots=false
+  keep contradictions backends
+  for source in sage_attention_h100 flash_attention_readme_h100 thunderkittens_h100 tritonbench_1254_h100 \
+    tritonbench_1267_h100; do
+    attn reproduce "$source" sweep=contradictions format=csv | tee "$out/backends/contradictions-$source.csv"
+  done
+}
+# Published figures, by default those of windows and deterministic backwards: FIGURES=SOURCE WHERE=EXPRESSION.
+step_reproduce() {
+  local source=${FIGURES:-cudnn_frontend_h200}
+  mkdir -p "$out/backends"
+  attn reproduce "$source" where="${WHERE:-window != none or deterministic}" | tee "$out/backends/reproduce-$source.txt"
+  keep "reproduce-${source//\//-}" backends
+}
+# The version of flash-attn-4 from which on a case is slower, from a folder of wheels where there is no index. Ends that
+# do not differ, and what stays undecided, are answers, too.
+step_bisect() {
+  local ends=("good=flash-attn-4==${GOOD:-4.0.0b3}" "bad=flash-attn-4==${BAD:-4.0.0b36}") code=0
+  mkdir -p "$out/bisect"
+  attn bisect "${ends[@]}" ${WHEELS:+wheels="$WHEELS"} state="$out/bisect" backend=fa4 ${CASE:-model=llama3_8b} \
+    >"$out/bisect/bisect.txt" || code=$?
+  cat "$out/bisect/bisect.txt"
+  ((code <= 1)) || exit "$code"
 }
 # A transformer block compiled as one graph, its generated kernels and their counters.
 step_dit_block() {
@@ -71,7 +97,7 @@ block() { # SWEEP
   tar czf "$out/profiles/$1-files.tgz" --exclude='*.ncu-rep' --exclude=trace.json ./*/record.json ./*/profiles
 }
 
-[[ -z ${PUBLISHED:-} ]] || PUBLISHED=$(realpath "$PUBLISHED")
+[[ -z ${WHEELS:-} ]] || WHEELS=$(realpath "$WHEELS")
 work=$(mktemp -d) && cd "$work" && trap 'rm -rf "$work"' EXIT
 failed=0
 for step in "$@"; do

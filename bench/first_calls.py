@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from attn_exp.core.record import Record
+from attn_exp.core.record.record import Record
 from attn_exp.results.read import read_folder
 
 BACKENDS = "math,efficient,flash,cudnn,cudnn_graph,flex,triton,xformers_cutlass,fa4,helion"

@@ -2,8 +2,9 @@
 
 On the shapes of cuDNN's published figures (64 query heads share 8 of 128): both layouts, the inputs' own scales
 (`real`) or all scales 1 as in the published benchmark (`unit`), the causal mask as a band or by the old argument, and
-full attention beside it. Ten calls each, flushed by writing and traced one by one: the attention kernel (`main`, its
-median and range) and all kernels of the pass. One GPU with cuDNN's front end, a minute.
+full attention beside it, and new random tensors before each call, as in the published benchmark. Ten calls each,
+flushed by writing and traced one by one: the attention kernel (`main`, its median and range) and all kernels of the
+pass. One GPU with cuDNN's front end, a minute.
 """
 
 import cudnn
@@ -34,7 +35,7 @@ def like(tensor):
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=DEVICE)
 
 
-def variant(flush, length, layout, unit, causal, align="TOP_LEFT", old=False):
+def variant(flush, length, layout, unit, causal, align="TOP_LEFT", old=False, fresh=False):
     torch.manual_seed(0)
     (q, q_scale), (k, k_scale), (v, v_scale) = (codes(h, length, layout, unit) for h in (Q_HEADS, KV_HEADS, KV_HEADS))
     d_out, d_out_scale = codes(Q_HEADS, length, layout, unit)
@@ -75,6 +76,10 @@ def variant(flush, length, layout, unit, causal, align="TOP_LEFT", old=False):
     torch.cuda._sleep(int(1.98e9 * 0.2))
     torch.cuda.synchronize()
     for index in range(WARM_CALLS + CALLS):
+        if fresh:
+            for tensor, heads in ((q, Q_HEADS), (k, KV_HEADS), (v, KV_HEADS), (d_out, Q_HEADS)):
+                tensor.copy_(codes(heads, length, layout, unit=True)[0])
+            forward.run()
         flush.zero_()
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
             backward.run()
@@ -87,7 +92,8 @@ def variant(flush, length, layout, unit, causal, align="TOP_LEFT", old=False):
     mains.sort()
     sums.sort()
     main, whole = mains[len(mains) // 2], sums[len(sums) // 2]
-    how = f"{layout} {'unit' if unit else 'real'} {'causal' if causal else 'full'} {align} {'old' if old else 'band'}"
+    mask = f"{'causal' if causal else 'full'} {align} {'old' if old else 'band'}"
+    how = f"{layout} {'unit' if unit else 'real'} {mask}{' fresh' * fresh}"
     print(
         f"{length:6} {how}: main {main:8.1f} us [{mains[0]:.0f}..{mains[-1]:.0f}] {flops / main / 1e6:6.1f}  "
         f"all {whole:8.1f} us {flops / whole / 1e6:6.1f} TFLOPS",
@@ -103,4 +109,5 @@ if __name__ == "__main__":
             for ones in (False, True):
                 variant(buffer, tokens, where, ones, causal=True)
         variant(buffer, tokens, "bshd", True, causal=True, old=True)
+        variant(buffer, tokens, "bshd", True, causal=True, fresh=True)
         variant(buffer, tokens, "bshd", True, causal=False)

@@ -20,7 +20,7 @@ from test_hard_values import BUGS, DTYPES, honest, tensors_of
 from attn_exp.attention.error import inaccuracy
 from attn_exp.attention.expected import expected
 from attn_exp.attention.hard_values import make_inputs_of
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 
 
 def random_case(dice: random.Random, dtype: str) -> Case:

@@ -24,10 +24,10 @@ from hard_journal import Journal, Key
 from hard_tables import table, versions, write_tables
 from hard_worker import Row, Said, Task, check
 
-from attn_exp.core.case import NORMAL, Case
+from attn_exp.core.case.case import NORMAL, Case
 from attn_exp.core.catalogue import input_kinds
 from attn_exp.core.conf import conf_folder, read_yaml
-from attn_exp.core.nvml import list_gpus
+from attn_exp.core.host.nvml import list_gpus
 
 DTYPES = ("bfloat16", "float16", "float32", "float8_e4m3fn")
 # On a GPU the lengths at which public bugs were seen: 64 beyond a multiple of 128 (pytorch#196678).

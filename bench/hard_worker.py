@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from accuracy import compared, computed
 
-from attn_exp.core.case import NORMAL, Case
+from attn_exp.core.case.case import NORMAL, Case
 
 if TYPE_CHECKING:
     from attn_exp.attention.expected import Expected

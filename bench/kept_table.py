@@ -5,21 +5,22 @@ there is no plot of them, the times of single kernels, the configuration, most o
 the shares of them. `unstable` is judged by today's limit: older tables were marked by others.
 """
 
+import ast
 import csv
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
-from attn_exp.core.case import HALVES, Case
+from attn_exp.core.case.case import HALVES, Case
 from attn_exp.core.conf import conf_folder, read_yaml
-from attn_exp.core.flags import STABLE
-from attn_exp.core.record import Kernel, PassRecord, Record
-from attn_exp.core.record_file import write_record
-from attn_exp.core.request import Compile, Measuring, Request
+from attn_exp.core.record.file import write_record
+from attn_exp.core.record.flags import STABLE
+from attn_exp.core.record.record import Kernel, PassRecord, Record
+from attn_exp.core.record.request import Compile, Measuring, Request
 
 ENVIRONMENT = ("gpu", "gpu_uuid", "cuda", "cudnn", "driver")
-WHOLE = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "value_dim", "window", "mlp_dim")
 
 
 def keep(
@@ -31,16 +32,18 @@ def keep(
     """
     with table.open(newline="") as lines:
         rows = [{"regime": "sustained", "l2": "cold", "inputs": "normal", **row} for row in csv.DictReader(lines)]
+    # A row without a result does not say which passes were asked for: those of the others.
+    asked = tuple(side for side in HALVES if any(row.get(f"{side}/time_us") for row in rows))
     for row in filter(chosen, rows):
         own = folder / row["job"]
         own.mkdir(parents=True)
-        write_record(record_of(row, folder.name), own)
+        write_record(record_of(row, folder.name, asked), own)
     if command:
         (folder / "command.txt").write_text(f"{command}\n")
     return folder
 
 
-def record_of(row: Mapping[str, str], sweep: str) -> Record:
+def record_of(row: Mapping[str, str], sweep: str, asked: Sequence[str] = HALVES) -> Record:
     sides = [side for side in HALVES if row.get(f"{side}/time_us")]
     metrics = {
         name: float(value)
@@ -54,7 +57,7 @@ def record_of(row: Mapping[str, str], sweep: str) -> Record:
     flags = {*row["flags"].split()} - {"unstable"} | {flag for one in wide.values() for flag in one}
     finished = float(row["finished_at"])
     return Record(
-        request=request_of(row, sweep, sides),
+        request=request_of(row, sweep, sides or asked),
         status=row["status"],  # type: ignore[arg-type]
         reason=row["reason"] or None,
         metrics=metrics,
@@ -68,9 +71,7 @@ def record_of(row: Mapping[str, str], sweep: str) -> Record:
 
 
 def request_of(row: Mapping[str, str], sweep: str, sides: Sequence[str]) -> Request:
-    texts = {one.name: row[one.name] for one in fields(Case) if row.get(one.name)}
-    sizes = {name: int(texts[name]) for name in WHOLE if name in texts}
-    case = Case(**{**texts, **sizes, "causal": texts["causal"] == "True"})  # type: ignore[arg-type]
+    case = Case(**{one.name: value_of(row[one.name]) for one in fields(Case) if row.get(one.name)})
     backend = read_yaml(conf_folder() / "backend" / f"{row['backend']}.yaml")
     measuring = Measuring(
         timer=row["timer"],
@@ -80,7 +81,7 @@ def request_of(row: Mapping[str, str], sweep: str, sides: Sequence[str]) -> Requ
         max_rounds=0,
         budget_s=0.0,
         regime=row["regime"],  # type: ignore[arg-type]
-        passes=tuple(sides) or HALVES,
+        passes=tuple(sides),
         seed=int(row["seed"]),
         l2=row["l2"],
         inputs=row["inputs"],
@@ -95,6 +96,14 @@ def request_of(row: Mapping[str, str], sweep: str, sides: Sequence[str]) -> Requ
         measuring=measuring,
         compile=Compile(mode=row["compile"]),
     )
+
+
+def value_of(text: str) -> Any:
+    """The value of a cell: a number, a truth value or lengths; a word is itself."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 def kernels_of(text: str) -> tuple[Kernel, ...]:

@@ -19,10 +19,10 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from attn_exp.core.record import Record
+from attn_exp.core.host.nvml import visible_gpus
+from attn_exp.core.record.record import Record
 from attn_exp.results.calibration import margin_for
 from attn_exp.results.read import read_folder
-from attn_exp.run.gpus import visible_gpus
 
 CHOICES = (
     *("model=sdpa_bench", "backend=flash,cudnn,efficient", "batch=2,4,8,16", "seq_len=512,1024,1536,2048"),

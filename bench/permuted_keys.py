@@ -9,7 +9,7 @@ from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import Calls, DeclarativeBackend, calls_of
 from attn_exp.backends.compile import with_own_code
 from attn_exp.backends.supports import Supports
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

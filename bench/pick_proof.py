@@ -1,11 +1,12 @@
 """python bench/pick_proof.py OUT: whether a dispatch table picks well where nothing was measured.
 
 Sweeps a grid of shapes and writes the table of it; then draws shapes at random between those of the grid, times the
-backends side by side, and compares what the table picks with the fastest: in the geometric mean, and at most. Then
-duels: transformer blocks with the dispatcher against SDPA's own choice. Writes `pick_proof.csv` and `pick_proof.txt`
-into the folder OUT beside the sweep; a second call with the same OUT keeps what the sweep has measured.
+backends side by side, and compares what the table picks with the fastest, and with SDPA's own choice. Then duels:
+transformer blocks, and a small Llama of transformers with random weights (where transformers is installed), with the
+dispatcher against SDPA's own choice. Writes `pick_proof.csv` and `pick_proof.txt` into the folder OUT beside the sweep;
+a second call with the same OUT keeps what the sweep has measured.
 
-Triton tunes itself for each shape, which takes a second: a backend that the table predicts at more than 1.25 times the
+Triton tunes itself for each shape, which takes a second: a backend that the table has at more than 1.25 times the
 least time is timed in every eighth shape only. The shapes end when the seconds do (`--budget-s`); the text says how
 many there were.
 """
@@ -30,10 +31,12 @@ import attn_exp.dispatch
 from attn_exp.attention.inputs import Inputs, make_inputs
 from attn_exp.backends.base import Calls, DeclarativeBackend, calls_of, load_backend
 from attn_exp.backends.sdpa import Sdpa
-from attn_exp.core.case import Case
-from attn_exp.core.dispatch_choice import Choice
-from attn_exp.core.dispatch_table import MODES
-from attn_exp.core.stats import summarize
+from attn_exp.core.case.case import Case
+from attn_exp.core.conf import choice as choice_of
+from attn_exp.core.dispatch.choice import Choice
+from attn_exp.core.dispatch.table import MODES
+from attn_exp.core.stats.paired import MARGIN_FLOOR, abba_order, compare_pair
+from attn_exp.core.stats.summary import round_medians, summarize
 from attn_exp.core.text import grid
 from attn_exp.timers import make_timer
 from attn_exp.timers.loop import Entry, sample_rivals
@@ -53,6 +56,13 @@ BLOCKS = {
 }
 FAR, ALL_OF = 1.25, 8
 ROUNDS = StoppingRule(precision=0.0, min_rounds=4, max_rounds=4, budget_s=0.0)
+# What a table has to reach: how much slower than the fastest its picks may be in the geometric mean, and than SDPA's
+# own choice in any shape.
+MEAN_LIMIT, OWN_LIMIT = 1.02, 1.03
+OWN = "auto"
+# A model whose attention has the shapes of the grid: batch, tokens, hidden size, layers.
+MODELS = {"cuda": (2, 4096, 1024, 4), "cpu": (1, 64, 64, 2)}
+MODEL_ROUNDS = StoppingRule(precision=0.0, min_rounds=20, max_rounds=20, budget_s=0.0)
 
 
 class Picked(DeclarativeBackend):
@@ -96,7 +106,7 @@ def command(*words: str, out: Path) -> str:
 def sweep(out: Path, backends: str, device: str) -> None:
     """Measure the grid, and the blocks' attention."""
     one = GRIDS[device]
-    common = (f"backend={backends}", f"sweep={SWEEP}", f"device={device}", "stopping=quick", "tracker=none")
+    common = (f"backend={backends}", f"sweep={SWEEP}", f"device={device}", "tracker=none")
     dtype = "dtype=bf16" if device == "cuda" else "dtype=fp32"
     shapes = (
         f"batch={_words(one['batch'])}", f"seq_len={_words(one['seq_len'])}", "causal=true,false", dtype,
@@ -156,12 +166,14 @@ def timed(case: Case, machine: Machine, backends: dict[str, dict[str, object]]) 
 def rows_of(case: Case, at: int, picks: attn_exp.dispatch.Dispatcher, machine: Machine) -> list[Row]:
     """The rows of one shape, in both modes."""
     choices = {mode: picks._chooser.choice(case, mode) for mode in MODES}
-    wanted = {choice.label for choice in choices.values()}
+    wanted = {OWN, *(choice.label for choice in choices.values())}
     for choice in choices.values():
-        least = min((one.time_us for one in choice.times.values()), default=0.0)
-        near = [label for label, one in choice.times.items() if one.time_us <= FAR * least]
-        wanted |= set(near if choice.times and at % ALL_OF else picks.table.backends)
-    found = timed(case, machine, {label: one for label, one in picks.table.backends.items() if label in wanted})
+        times = choice.bucket.times_us if choice.bucket is not None else {}
+        near = [label for label, time_us in times.items() if time_us <= FAR * min(times.values())]
+        wanted |= set(near if times and at % ALL_OF else picks.table.backends)
+    own = {OWN: {name: value for name, value in choice_of("backend", OWN).items() if name != "about"}}
+    backends = own | picks.table.backends
+    found = timed(case, machine, {label: one for label, one in backends.items() if label in wanted})
     rows = []
     for mode, choice in choices.items():
         times = {label: sum(one.values()) if mode == "training" else one["forward"] for label, one in found.items()}
@@ -191,6 +203,70 @@ def report(rows: list[Row]) -> str:
             }
         )
     return grid(shown, list(shown[0]))
+
+
+def verdict(rows: list[Row]) -> str:
+    """Return whether the picks are as near to the fastest as they have to be, in one sentence."""
+    mean = math.exp(statistics.fmean(math.log(row.slower) for row in rows))
+    most = max(row.times_us[row.choice.label or ""] / row.times_us[OWN] for row in rows if OWN in row.times_us)
+    held = mean <= MEAN_LIMIT and most <= OWN_LIMIT
+    return (
+        f"{'held' if held else 'not held'}: {100 * (mean - 1):.2f} % slower than the fastest in the geometric mean "
+        f"(limit {100 * (MEAN_LIMIT - 1):.0f}), {100 * (most - 1):.2f} % slower than SDPA's own choice at most "
+        f"(limit {100 * (OWN_LIMIT - 1):.0f})"
+    )
+
+
+def model_duel(picks: attn_exp.dispatch.Dispatcher, machine: Machine) -> str:
+    """What a duel of a model of transformers says, with the dispatcher's attention against SDPA's own choice."""
+    try:
+        from transformers import LlamaConfig, LlamaForCausalLM
+    except ImportError as error:
+        return f"no model of transformers: {error}"
+    device = "cpu" if machine.gpu is None else "cuda"
+    batch, tokens, hidden, layers = MODELS[device]
+    heads = GRIDS[device]["heads"]
+    models = {}
+    for implementation in (picks.register(), "sdpa"):
+        torch.manual_seed(0)
+        config = LlamaConfig(
+            vocab_size=1024, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers,
+            num_attention_heads=heads, num_key_value_heads=heads, max_position_embeddings=tokens,
+            attn_implementation=implementation,
+        )  # fmt: skip
+        models[implementation] = LlamaForCausalLM(config).to(device, torch.bfloat16 if device == "cuda" else None)
+    words = torch.randint(0, 1024, (batch, tokens), device=device)
+    # Events, since a model may wait for its GPU, which the timer `device` blocks.
+    timer = "cpu" if machine.gpu is None else "event"
+
+    def infer(model: LlamaForCausalLM) -> torch.Tensor:
+        with torch.no_grad():
+            return model(words, use_cache=False).logits
+
+    def train(model: LlamaForCausalLM) -> torch.Tensor:
+        model.zero_grad(set_to_none=True)
+        loss = model(words, labels=words, use_cache=False).loss
+        loss.backward()
+        return loss
+
+    said = [f"Llama of transformers, {layers} layers, batch {batch}, {tokens} tokens, heads of {hidden // heads}"]
+    for mode, step in (("inference", infer), ("training", train)):
+        logits = [infer(model).float() for model in models.values()]
+        apart = ((logits[0] - logits[1]).norm() / logits[1].norm()).item()
+        entries = [Entry(make_timer(timer, machine.gpu), partial(step, model)) for model in models.values()]
+        for entry in entries:
+            entry.call()
+        timings = sample_rivals(entries, MODEL_ROUNDS, order=abba_order)
+        medians = [round_medians(timing.times_us, timing.rounds) for timing in timings]
+        found = compare_pair(*medians, MARGIN_FLOOR)
+        low, ratio, high = (1 + one for one in (found.low, found.effect, found.high))
+        times = " and ".join(f"{statistics.median(one):.1f}" for one in medians)
+        said.append(
+            f"{mode}: {' and '.join(models)} take {times} us, "
+            f"{ratio:.3f} times as fast [95 % CI: {low:.3f}, {high:.3f}] in {found.rounds} rounds: {found.verdict}; "
+            f"logits differ by {apart:.1e}"
+        )
+    return "\n".join(said)
 
 
 def duels(out: Path, table: Path) -> str:
@@ -224,13 +300,18 @@ def main() -> None:
     print("\n".join(lines), flush=True)
     duelled = duels(out, table) if device == "cuda" else ""
     picks, machine, draw = attn_exp.dispatch.load(table), Machine.open(device), random.Random(given.seed)
+    try:
+        model = model_duel(picks, machine)
+    except Exception as error:  # another version of transformers must not cost the shapes
+        model = f"no model of transformers: {type(error).__name__}: {error}"
     rows: list[Row] = []
     shapes = 0
     while shapes < given.shapes and time.perf_counter() - began < given.budget_s:
         rows += rows_of(drawn(draw, device), shapes, picks, machine)
         shapes += 1
     lines.append(f"{shapes} random shapes between those of the sweep, by {time.perf_counter() - began:.0f} s")
-    text = "\n\n".join(filter(None, ["\n".join(lines), report(rows), duelled]))
+    measured = [verdict(rows), report(rows)] if rows else []
+    text = "\n\n".join(filter(None, ["\n".join(lines), *measured, duelled, model]))
     (out / "pick_proof.txt").write_text(f"{text}\n")
     with (out / "pick_proof.csv").open("w", newline="") as file:
         writer = csv.writer(file)

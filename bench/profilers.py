@@ -13,8 +13,8 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from attn_exp.core.profile import Profile
-from attn_exp.core.record import Record
+from attn_exp.core.record.profile import Profile
+from attn_exp.core.record.record import Record
 from attn_exp.results.read import read_folder
 
 CHOICES = ("model=flux", "dtype=bf16", "causal=false", "backend=cudnn,triton", "regime=burst")

@@ -18,7 +18,7 @@ from pathlib import Path
 from apart import Apart, Ended
 from tabulate import tabulate
 
-from attn_exp.core.nvml import list_gpus
+from attn_exp.core.host.nvml import list_gpus
 
 OWNERS = {"pytorch": "pytorch", "cudnn-frontend": "NVIDIA", "flash-attention": "Dao-AILab"}
 _LIMIT_S = 40.0

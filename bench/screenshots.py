@@ -1,4 +1,4 @@
-"""python bench/screenshots.py [FOLDER]: every picture of docs/gallery.md, from kept results.
+"""python bench/screenshots.py [FOLDER]: every picture of docs/comparing.md and docs/mlflow.md, from kept results.
 
 Needs Chromium (/usr/bin/chromium, or CHROMIUM=PATH) and Playwright: pip install 'attn_exp[browser]'. Writes PNGs into
 FOLDER, docs/pictures by default. MLflow's pages change: look at the pictures before you keep them.
@@ -33,7 +33,7 @@ PLOTS = (
     f"{CURVES}/lengths.png",
     *(f"multirun/{SWEEP}/plots/{name}.png" for name in ("heatmap", "roofline", "accuracy", "first_call")),
 )
-ANSWER = re.compile("times as fast as|surely fastest|too close to call|undecided|NO PICK")
+ANSWER = re.compile("is fastest|too close to call")
 
 
 def main(out: Path) -> None:
@@ -113,7 +113,7 @@ def shown(page: Any) -> None:
 def report(browser: Any, file: Path, out: Path) -> None:
     """The HTML report on a screen, light and dark, and on a telephone."""
     for name, scheme, width, height in (
-        *(("report", "light", 1200, 1000), ("report_dark", "dark", 1200, 1000)),
+        *(("report", "light", 1200, 900), ("report_dark", "dark", 1200, 900)),
         ("report_narrow", "light", 400, 860),
     ):
         page = new_page(browser, width, height, color_scheme=scheme)

@@ -14,9 +14,9 @@ import sys
 import time
 from pathlib import Path
 
-from attn_exp.core.flags import timing_flags
-from attn_exp.core.record import Record, Timing
-from attn_exp.core.stats import summarize
+from attn_exp.core.record.flags import timing_flags
+from attn_exp.core.record.record import Record, Timing
+from attn_exp.core.stats.summary import summarize
 from attn_exp.results.read import read_folder
 
 HERE = Path(__file__).resolve().parent

@@ -26,7 +26,7 @@ from bookkeeping import HERE, TINY  # noqa: E402
 from test_tracking_patience import SICK, Sick, sick_server  # noqa: E402
 
 from attn_exp.tracking.client import silence  # noqa: E402
-from attn_exp.tracking.database import prepare_database, sqlite_uri  # noqa: E402
+from attn_exp.tracking.database import prepare_database  # noqa: E402
 
 LIMIT_S = 10.0
 _COMMAND_LIMIT_S = 300.0
@@ -43,7 +43,7 @@ def _late(sick: Sick) -> None:
 
 def _healthy(path: Path) -> None:
     silence()
-    prepare_database(sqlite_uri(path))
+    prepare_database(path)
 
 
 @contextlib.contextmanager
@@ -51,13 +51,13 @@ def _locked(path: Path, how: str) -> Iterator[str]:
     _healthy(path)
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
         database.execute(f"BEGIN {how}")
-        yield sqlite_uri(path)
+        yield f"sqlite:///{path}"
 
 
 @contextlib.contextmanager
 def _planted(path: Path, plant: Callable[[Path], object]) -> Iterator[str]:
     plant(path)
-    yield sqlite_uri(path)
+    yield f"sqlite:///{path}"
 
 
 @contextlib.contextmanager
@@ -76,7 +76,7 @@ def _hanging(path: Path) -> Iterator[str]:
     body = struct.pack("=IIIIHHIIHH8I", *_FUSE_VERSION, 0, 0, 0, 0, 1 << 16, 0, 0, 0, *[0] * 8)
     os.write(device, struct.pack("=IiQ", 16 + len(body), 0, unique) + body)
     try:
-        yield sqlite_uri(folder / "mlflow.db")
+        yield f"sqlite:///{folder / 'mlflow.db'}"
     finally:
         libc.umount2(bytes(folder), 2)
         os.close(device)

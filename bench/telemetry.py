@@ -21,8 +21,8 @@ from pathlib import Path
 
 import torch
 
-from attn_exp.core.paired_test import MARGIN_FLOOR, abba_order, compare_all
-from attn_exp.core.stats import round_medians
+from attn_exp.core.stats.paired import MARGIN_FLOOR, abba_order, compare_all
+from attn_exp.core.stats.summary import round_medians
 from attn_exp.core.text import grid
 from attn_exp.doctor.bench import attention
 from attn_exp.timers import make_timer

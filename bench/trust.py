@@ -16,7 +16,7 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from attn_exp.core.nvml import GpuState
+from attn_exp.core.host.nvml import GpuState
 from attn_exp.doctor.bench import attention
 from attn_exp.timers import make_timer
 from attn_exp.timers.loop import sample

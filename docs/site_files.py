@@ -1,7 +1,7 @@
 """A hook of mkdocs.yml: the site has the repository's layout.
 
 Each page keeps its path in the repository, and each file that a page links to is copied to its own path. A link from
-`docs/records.md` to `../attn_exp/core/record.py` therefore works in the repository and in the site.
+`docs/records.md` to `../attn_exp/core/record/record.py` therefore works in the repository and in the site.
 """
 
 import re

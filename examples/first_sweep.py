@@ -17,11 +17,8 @@ def main() -> None:
     print(sweep.answer)
 
     for row in sweep.rivals.rows:
-        where = f"{row.cell.direction} {row.cell.result.case.label()}: {row.cell.result.label}"
         if row.best:  # the fastest, or too close to it to call
-            print(where)
-        elif row.doubt:  # on a busy machine, for example
-            print(f"{where} decides nothing ({row.doubt})")
+            print(f"{row.cell.direction} {row.cell.result.case.label()}: {row.label}")
 
 
 if __name__ == "__main__":

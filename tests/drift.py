@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attn_exp.core.paired_test import abba_order
+from attn_exp.core.stats.paired import abba_order
 
 KINDS = ("white", "walk", "thermal", "throttle")
 
@@ -62,11 +62,6 @@ def interleaved(rivals, rounds):
     return np.concatenate([abba_order(rivals, index) for index in range(rounds)])
 
 
-def one_after_the_other(rivals, rounds):
-    """Who runs in each slot, each rival's blocks in one go."""
-    return np.repeat(np.arange(rivals), rounds)
-
-
 def run(series, order, times_us):
     """Samples (rounds, calls) of each rival, in microseconds."""
     factors = np.exp(series.clock[:, None] + series.noise)
@@ -76,12 +71,3 @@ def run(series, order, times_us):
 def medians(samples):
     """The medians of the rounds of each rival, as lists."""
     return [np.median(of_rival, axis=1).tolist() for of_rival in samples]
-
-
-def mann_whitney_p(one, other):
-    """Two-sided p-value of the rank-sum test by its normal approximation, for samples without ties."""
-    one, other = np.ravel(one), np.ravel(other)
-    n, m = one.size, other.size
-    ranks = np.argsort(np.argsort(np.concatenate([one, other]))) + 1
-    z = (ranks[:n].sum() - n * (n + m + 1) / 2) / math.sqrt(n * m * (n + m + 1) / 12)
-    return math.erfc(abs(z) / math.sqrt(2))

@@ -165,14 +165,9 @@ class FakeCudnn:
     heur_mode = SimpleNamespace(A="A", FALLBACK="FALLBACK")
     diagonal_alignment = SimpleNamespace(TOP_LEFT="top left", BOTTOM_RIGHT="bottom right")
 
-    def __init__(self, version=91_900, engine=None, complaint=None):
-        self.version, self.engine, self.complaint = version, engine, complaint
+    def __init__(self, engine=None, complaint=None):
+        self.engine, self.complaint = engine, complaint
         self.graphs, self.runs, self.stream = [], [], None
-
-    def backend_version(self):
-        if self.version is None:
-            raise RuntimeError("Unable to find symbol cudnnGetVersion")
-        return self.version
 
     def pygraph(self, **options):
         self.graphs.append(FakeGraph(self, **options))

@@ -1,7 +1,6 @@
 """Fakes that tests share: a GPU with a deterministic clock, and backends that do wrong on purpose."""
 
 import itertools
-import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,14 +11,14 @@ import torch
 from attn_exp.attention.autograd import autograd_backward
 from attn_exp.attention.formula import formula, hidden_keys
 from attn_exp.attention.inputs import Inputs
-from attn_exp.attention.reference import reference_forward
+from attn_exp.attention.reference import reference
 from attn_exp.backends.base import CLAIMED_SHARE, Calls, calls_of
 from attn_exp.backends.eager import Eager
 from attn_exp.backends.package import Unavailable
-from attn_exp.core.case import Case
-from attn_exp.core.judged import TensorError
-from attn_exp.core.record import Kernel, PassRecord, Record, Timing
-from attn_exp.core.request import Measuring, Request
+from attn_exp.core.case.case import Case
+from attn_exp.core.record.checked import TensorError
+from attn_exp.core.record.record import Kernel, PassRecord, Record, Timing
+from attn_exp.core.record.request import Measuring, Request
 from attn_exp.timers.gpu import MARK
 from attn_exp.timers.trace import Activity
 
@@ -101,6 +100,9 @@ class FakeGpu:
     def event(self) -> float:
         self._put("event", 0.0)
         return self.queue_free_us
+
+    def wait(self, event: float) -> None:
+        self.host_us = max(self.host_us, event)
 
     def passed(self, event: float) -> bool:
         return event <= self.host_us
@@ -194,27 +196,6 @@ class Honest(Eager):
 
     def claimed_kernels(self, direction: str, device: str) -> str | None:
         return None
-
-
-class BuildsSlowly(Honest):
-    """Builds for 0.2 s when it is `made`, `asked` or `prepared`."""
-
-    def __init__(self, name: str, where: str) -> None:
-        super().__init__(name)
-        self.where = where
-        self.build("made")
-
-    def build(self, here: str) -> None:
-        if here == self.where:
-            time.sleep(0.2)
-
-    def unsupported(self, case: Case, device: str) -> str | None:
-        self.build("asked")
-        return super().unsupported(case, device)
-
-    def prepare(self, case: Case, inputs: Inputs) -> Calls:
-        self.build("prepared")
-        return super().prepare(case, inputs)
 
 
 class _Wrong(Honest):
@@ -347,7 +328,7 @@ class ForwardOnly(Honest):
         def backward(out: torch.Tensor) -> Callable[[], Any]:
             raise NotImplementedError("no backward\nhere")
 
-        return Calls(lambda: reference_forward(case, inputs), backward)
+        return Calls(lambda: reference(case, inputs, with_gradients=False)["out"], backward)
 
 
 _RAISED = {
@@ -442,15 +423,6 @@ class Greedy(_Wrong):
 
     def output(self, out: torch.Tensor) -> torch.Tensor:
         return out + torch.empty(1 << 50, dtype=torch.int8).sum()
-
-
-class SpoilsInputs(Honest):
-    """Scales q in place, as a careless kernel might, and so answers another question than it was asked."""
-
-    def prepare(self, case: Case, inputs: Inputs) -> Calls:
-        with torch.no_grad():
-            inputs.q_bhsd.mul_(2.0)
-        return super().prepare(case, inputs)
 
 
 class ManyOperators(Eager):

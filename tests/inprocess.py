@@ -12,13 +12,10 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
 from attn_exp.cli import dispatch
-from attn_exp.run import session
-from attn_exp.run.forecast import Forecast
+from attn_exp.core.host import nvml
 from attn_exp.run.worker import Worker
-from attn_exp.sweep import dry_run
 
 Typed = Callable[..., tuple[int, str, str]]
-UNKNOWN = Forecast(what="would run", why="", seconds=None, bytes=0)
 
 
 def typed(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Typed:
@@ -45,8 +42,6 @@ def typed(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Typed:
     monkeypatch.setattr(Worker, "start", forbidden)
     # Started ahead of everything, in a process of its own: tests of that are end to end.
     monkeypatch.setattr("attn_exp.commands.run.start_ahead", lambda worker: None)
-    # Backends are asked in a process that imports torch; tests of that are in test_dry_run.py.
-    monkeypatch.setattr(dry_run, "forecasts", lambda requests, gpus: [UNKNOWN] * len(requests))
-    monkeypatch.setattr(session, "visible_gpus", list)
+    monkeypatch.setattr(nvml, "list_gpus", list)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     return call

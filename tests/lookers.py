@@ -12,10 +12,9 @@ from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import Calls
 from attn_exp.backends.eager import Eager
 from attn_exp.backends.package import Unavailable
-from attn_exp.core.case import Case
-from attn_exp.core.profile import Profile, ProfiledKernel
-from attn_exp.profilers.apart import profile_apart
-from attn_exp.profilers.base import Subject
+from attn_exp.core.case.case import Case
+from attn_exp.core.record.profile import Profile, ProfiledKernel
+from attn_exp.profilers.base import Subject, profile_apart
 
 
 class Works:

@@ -7,7 +7,7 @@ import planted_kernels
 from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import Calls, DeclarativeBackend, calls_of
 from attn_exp.backends.supports import Supports
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 
 
 class Planted(DeclarativeBackend):

@@ -74,31 +74,6 @@ def int32_strides(q, k, v, *, causal, offset, softcap):
     return right(q, read_at(k, offsets(k, k.stride())), v, causal=causal, offset=offset, softcap=softcap)
 
 
-def int32_products(q, k, v, *, causal, offset, softcap):
-    """Takes strides above 2^31 as 64 bits, and multiplies others in 32, as Triton does with arguments."""
-    narrow = offsets(k, [step if step < 1 << 31 else 0 for step in k.stride()])
-    wide = offsets(k, [step if step >= 1 << 31 else 0 for step in k.stride()])
-    return right(q, read_at(k, narrow, wide), v, causal=causal, offset=offset, softcap=softcap)
-
-
-def int32_contiguous(q, k, v, *, causal, offset, softcap):
-    """The same for offsets that it computes of the shape, in a contiguous copy: it needs 2^31 elements."""
-    k = k.contiguous()
-    steps = (k.shape[1] * k.shape[2] * k.shape[3], k.shape[2] * k.shape[3], k.shape[3], 1)
-    tops = offsets(k, steps)
-    # In the tensors' dtype: 2^31 numbers take gigabytes.
-    group = q.shape[1] // k.shape[1]
-    wide = (q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)) if group > 1 else (q, k, v)
-    out = weighted(*wide, causal=causal, offset=offset, softcap=softcap)
-    outs = list(out.flatten(0, 1).split(group))
-    for index in (tops.amax(-1).flatten() + k.shape[3] > 1 << 31).nonzero().flatten().tolist():
-        row, head = divmod(index, k.shape[1])
-        queries = q[row : row + 1, head * group : head * group + group]
-        keys, values = read_at(k, tops[row : row + 1, head : head + 1]), v[row : row + 1, head : head + 1]
-        outs[index] = right(queries, keys, values, causal=causal, offset=offset, softcap=softcap)[0]
-    return torch.cat(outs).view(out.shape)
-
-
 def offsets(k, strides):
     """The offset of each row of k, (batch, heads, length)."""
     batch, heads, rows = (torch.arange(size) * step for size, step in zip(k.shape[:3], strides, strict=False))

@@ -1,9 +1,8 @@
 """python -m quitter: takes the worker's place; what it does after a job is said by a file `then` in the job's folder.
 
-`exit` ends the process between two jobs, `bytes` writes what is not UTF-8 to the parent, `die` ends it within the job,
-`daemon` leaves a process in a group of its own behind, `escaped` one without the worker's environment, whose parent is
-gone, and `escaped, then killed by N` ends it by signal N behind that; `flood` writes a megabyte without an end of line,
-`chatter` writes a long log.
+`exit` ends the process between two jobs, `die` ends it within the job, `daemon` leaves a process in a group of its own
+behind, `escaped` one without the worker's environment, whose parent is gone, and `escaped, then killed by N` ends it by
+signal N behind that; `chatter` writes a long log, `stages` says what a job does.
 """
 
 import json
@@ -24,6 +23,9 @@ def main() -> None:
         folder = Path(json.loads(name))
         then = (folder / "then").read_text()
         replies.write(f"begin {name}\n".encode())
+        if then == "stages":
+            for stage in ("check", "compile", "time"):
+                replies.write(f"{stage} {name}\n".encode())
         if then == "die":
             os._exit(3)
         if then == "daemon":
@@ -36,13 +38,9 @@ def main() -> None:
             (folder / "daemon").write_bytes(subprocess.check_output([sys.executable, "-Sc", code]))
         if then.startswith("escaped, then killed by "):
             os.kill(os.getpid(), int(then.split()[-1]))
-        if then == "flood":
-            replies.write(b"x" * (1 << 20))
         if then == "chatter":
             with (folder / "worker.log").open("wb") as log:
                 log.write(b"first\n" + b"x" * (40 << 20) + b"\nlast")
-        if then == "bytes":
-            replies.write(b"\xff\xfe\x80\n")
         (folder / "by").write_text(str(os.getpid()))
         replies.write(f"end {name}\n".encode())
         if then == "exit":

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import sweeps
 
-from attn_exp.core.judged import Form, Judged, TensorError
-from attn_exp.core.profile import Profile, ProfiledKernel
-from attn_exp.core.record import CompileRecord, Disagreement, FirstBackward, PassRecord, Record, Traced
-from attn_exp.core.window import Window
+from attn_exp.core.record.checked import Form, Judged, TensorError
+from attn_exp.core.record.profile import Profile, ProfiledKernel
+from attn_exp.core.record.record import CompileRecord, Disagreement, PassRecord, Record, Traced
+from attn_exp.core.record.window import Window
 
 _ENVIRONMENT = {
     "cudnn": 91900,
@@ -67,7 +67,7 @@ def rich(record: Record) -> Record:
         profiles={"torch": Profile(status="ok", reason="r", kernels=(kernel,), metrics={"forward/span_us": 9.0})},
         judged=(
             Judged(
-                call="drawn", passes=tuple(passes), inputs="normal", index=3, of=9, largest_score=4.0, rows=5,
+                call="timed", passes=tuple(passes), inputs="normal", index=3, largest_score=4.0, rows=5,
                 rows_of=100, heads=2, form={"out": Form(dtype="bfloat16", shape=(1, 2), strides=(2, 1))},
             ),
         ),
@@ -97,6 +97,5 @@ def _rich_pass(name: str, measured: PassRecord) -> PassRecord:
         disagreements=(Disagreement(one="device", other="kernel", one_us=1.0, other_us=2.0, low=0.1, high=0.2),),
         window=window,
         rest_s=2.0,
-        first_backward=FirstBackward(first_us=1.0, repeated_us=1.0, calls=3) if name == "backward" else None,
         flags=("drift",),
     )

@@ -8,11 +8,11 @@ import math
 
 import numpy as np
 
-from attn_exp.core.interval import Uncertainty, combined, log_half_width
-from attn_exp.core.multiple_tests import worse_than_best
-from attn_exp.core.paired_test import MARGIN_FLOOR, compare_pair
-from attn_exp.core.stats import summarize
-from attn_exp.core.student import student_t_975, student_t_p
+from attn_exp.core.stats.interval import Uncertainty, combined, log_half_width
+from attn_exp.core.stats.multiple import worse_than_best
+from attn_exp.core.stats.paired import MARGIN_FLOOR, compare_pair
+from attn_exp.core.stats.student import student_t_975, student_t_p
+from attn_exp.core.stats.summary import summarize
 from attn_exp.timers.stopping import StoppingRule
 
 KINDS = ("independent", "drifting", "heavy tails", "two states", "AR(1) 0.3", "AR(1) 0.5", "AR(1) 0.8")

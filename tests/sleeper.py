@@ -14,11 +14,11 @@ import msgspec
 from filelock import FileLock, Timeout
 from worker_arguments import arguments
 
-from attn_exp.core.nvml import GpuInfo
-from attn_exp.core.process import die_with_parent
-from attn_exp.core.record import Record
-from attn_exp.core.record_file import write_record
-from attn_exp.core.request import REQUEST_NAME, Request
+from attn_exp.core.host.nvml import GpuInfo
+from attn_exp.core.host.process import die_with_parent
+from attn_exp.core.record.file import write_record
+from attn_exp.core.record.record import Record
+from attn_exp.core.record.request import REQUEST_NAME, Request
 from attn_exp.run.gpus import _lock_path
 
 

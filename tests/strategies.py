@@ -1,6 +1,6 @@
 from hypothesis import strategies as st
 
-from attn_exp.core.case import DTYPE_BYTES, E4M3, INT8, Case
+from attn_exp.core.case.case import DTYPE_BYTES, E4M3, INT8, Case
 
 # Numbers by themselves; codes have tests of their own (test_quantised.py, test_int8.py).
 NUMBER_DTYPES = sorted(DTYPE_BYTES.keys() - {E4M3, INT8})
@@ -13,6 +13,8 @@ def packed_cases(draw: st.DrawFn, *, longest: int = 12) -> Case:
     requests = draw(st.lists(st.tuples(st.integers(1, longest), st.integers(0, longest)), min_size=1, max_size=5))
     ragged, causal = draw(st.booleans()), draw(st.booleans())
     lengths = tuple(queries for queries, _ in requests)
+    # As many keys as queries are said by leaving kv_lengths out.
+    ragged = ragged and any(more for _, more in requests)
     kv_lengths = tuple(queries + more for queries, more in requests) if ragged else None
     mask = draw(st.sampled_from([None, "window", "prefix", "chunk"])) if causal else None
     return Case(

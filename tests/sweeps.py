@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from attn_exp.config.request import _identity
-from attn_exp.core.case import Case
-from attn_exp.core.flops import flops
-from attn_exp.core.record import Kernel, PassRecord, Record, Timing
-from attn_exp.core.record_file import write_record
-from attn_exp.core.request import Compile, Measuring, Request
+from attn_exp.core.case.case import Case
+from attn_exp.core.case.flops import flops
+from attn_exp.core.record.file import write_record
+from attn_exp.core.record.record import Kernel, PassRecord, Record, Timing
+from attn_exp.core.record.request import Compile, Measuring, Request
 from attn_exp.results.read import Sweep, read_folder
 
 CASE = Case(

@@ -6,16 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attn_exp.attention import error as accuracy
-from attn_exp.attention.error import inaccuracy, judged_error, tensor_error
-from attn_exp.attention.error_parts import Tolerance
+from attn_exp.attention.error import inaccuracy, tensor_error
 from attn_exp.attention.expected import Expected, expected
 from attn_exp.attention.inputs import make_inputs, rounded
 from attn_exp.attention.mask_edges import edge_error
 from attn_exp.attention.reference import reference
 from attn_exp.attention.verdict import verdict
-from attn_exp.core.case import Case
-from attn_exp.core.judged import TensorError
+from attn_exp.core.case.case import Case
+from attn_exp.core.record.checked import TensorError
 
 
 def normal(*shape, seed=11, dtype=torch.float32):
@@ -42,25 +40,7 @@ def test_errors_equal_their_definition_in_float64(seed, dtype, size):
     assert (found.tolerance, found.row_tolerance) == (None, None)
 
 
-def test_slices_do_not_change_the_answer(monkeypatch):
-    reference, tensor = normal(3, 4, 9, 5), normal(3, 4, 9, 5, seed=12)
-    whole = tensor_error(tensor, reference)
-    monkeypatch.setattr(accuracy, "_CHUNK", 35)  # 7 rows at once, of 108
-    sliced = tensor_error(tensor, reference)
-    assert (sliced.worst_row, sliced.max_abs) == (whole.worst_row, whole.max_abs)
-    assert sliced.relative == pytest.approx(whole.relative, rel=1e-6)
-
-
-def test_a_tensor_equal_to_its_reference_is_off_by_nothing_in_any_layout():
-    reference = normal(2, 3, 4, 5)
-    other_layout = reference.transpose(1, 2).contiguous().transpose(1, 2)
-    for tensor in (reference, other_layout, reference.clone().requires_grad_()):
-        found = tensor_error(tensor, reference)
-        assert (found.relative, found.worst_row, found.max_abs) == (0, 0, 0)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("place", [0, -1])
+@pytest.mark.parametrize(("value", "place"), [(float("nan"), 0), (float("inf"), -1)])
 def test_one_value_that_is_not_finite_is_inaccurate(value, place):
     tensor = normal(2, 2, 4, 4)
     reference = tensor.clone()
@@ -78,28 +58,6 @@ def test_one_wrong_row_among_many_is_found_by_the_worst_row_alone():
     assert found.relative < 0.01
     judged = replace(found, tolerance=0.01, row_tolerance=0.08)
     assert "a row of out is off by" in inaccuracy({"out": judged})
-
-
-def test_a_row_of_zeros_in_the_reference_is_judged_by_the_typical_row():
-    reference = normal(1, 1, 50, 8)
-    reference[0, 0, 0] = 0
-    tensor = reference.clone()
-    tensor[0, 0, 0, 0] = 1e-6
-    found = tensor_error(tensor, reference)
-    assert 0 < found.worst_row < 1e-6
-
-
-def test_another_shape_is_refused_even_with_as_many_elements():
-    with pytest.raises(ValueError, match=r"the shape is \(2, 4, 3, 5\), not \(2, 3, 4, 5\)"):
-        tensor_error(normal(2, 4, 3, 5), normal(2, 3, 4, 5))
-
-
-def test_a_tensor_and_its_worst_row_have_a_bound_each():
-    assert inaccuracy({"out": error(0.01, 0.08)}) is None
-    assert inaccuracy({"out": error(0.0101, 0.0)}) == "out is off by 0.0101 of its norm, allowed is 0.01"
-    assert inaccuracy({"out": error(0.0, 0.081)}) == "a row of out is off by 0.081 of its norm, allowed is 0.08"
-    assert inaccuracy({"out": error(0.0, None)}) == "out has values that are not finite"
-    assert inaccuracy({}) is None
 
 
 def test_a_float32_result_may_sum_in_another_order_and_not_be_wrong():
@@ -126,7 +84,7 @@ def test_a_row_of_dq_that_cancels_is_judged_by_the_size_of_such_rows(sampled, mo
             tensor[:, :, 1] = tensor[:, :, 0]
     monkeypatch.setattr("attn_exp.attention.sampling.boundary_rows", lambda length: [0, 1, 2, 3, length - 1])
     wanted = expected(case, inputs, with_gradients=True, sampled=sampled)
-    assert wanted.sampled is sampled
+    assert bool(wanted.places) is sampled
     right = expected(case, inputs, with_gradients=True, tolerances=wanted.tolerances).tensors["dq"]
     typical = float(right.norm(dim=-1).square().mean().sqrt())
     # Rows go with the inverse root of how many keys are seen: two by the second query.
@@ -141,91 +99,6 @@ def test_a_row_of_dq_that_cancels_is_judged_by_the_size_of_such_rows(sampled, mo
     dq[0, 1, -1, 0] += 0.9 * right[0, 1, -1].norm()
     found = wanted.judge("dq", dq)
     assert found.worst_row > found.row_tolerance
-
-
-def test_a_row_of_dq_of_which_rounding_leaves_nothing_is_not_lost():
-    case = Case(
-        batch=1, q_heads=1, kv_heads=1, q_len=64, kv_len=64, head_dim=16, value_dim=16, dtype="bfloat16", causal=True
-    )
-    inputs = make_inputs(case, "cpu", 5, with_gradients=True)
-    # The first two values differ by so little that d_out v is the same in bf16.
-    with torch.no_grad():
-        inputs.v_bhsd[:, :, 1] = inputs.v_bhsd[:, :, 0]
-        inputs.v_bhsd[:, :, 1, 0] += 2**-6 * inputs.v_bhsd[:, :, 0, 0]
-    wanted = expected(case, inputs, with_gradients=True)
-    dq = wanted.tensors["dq"].clone()
-    typical = float(dq.norm(dim=-1).square().mean().sqrt())
-    assert 1e-4 * typical < dq[0, 0, 1].norm()
-    dq[0, 0, 1] = 0.0
-    assert inaccuracy({"dq": wanted.judge("dq", dq)}) is None
-    dq[0, 0, 40] = 0.0
-    found = wanted.judge("dq", dq)
-    assert found.least_row < found.least_row_tolerance
-
-
-def test_zeros_where_the_reference_is_zero_are_right():
-    # dq and dk of a case whose queries see one key each are exactly zero: a softmax over one key is constant.
-    assert inaccuracy({"dq": tensor_error(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4))}) is None
-
-
-PARTS = Tolerance(0.02, 0.3, own_row=0.1, tile=0.1, bias=4e-4, least_row=0.25, small=0.1)
-
-
-def rounding(*shape, size=2e-3):
-    """A reference, and the same with errors of `size` in every element."""
-    reference = normal(*shape)
-    return reference, reference * (1 + size * normal(*shape, seed=12))
-
-
-def test_noise_alone_is_within_the_bounds_of_all_parts():
-    reference, tensor = rounding(2, 3, 256, 64)
-    found = judged_error(tensor, reference, PARTS)
-    assert inaccuracy({"out": found}) is None
-    assert (found.where, found.own_row_tolerance, found.tile_tolerance) == ({}, 0.1, 0.1)
-    assert 0 < found.worst_tile < found.own_row < 0.01
-    assert abs(found.bias) < found.bias_tolerance < 1e-3
-    assert 0.98 < found.least_row < 1
-
-
-def test_small_rows_are_judged_by_their_own_norm_and_where_they_are_is_said():
-    reference, tensor = rounding(2, 3, 256, 64)
-    reference[1, 2, 100:] *= 0.2
-    tensor[1, 2, 100:] *= 0.2
-    one, tile = tensor.clone(), tensor.clone()
-    one[1, 2, 130] *= 0.8
-    tile[1, 2, 192:] += 0.08 * reference[1, 2, 192:].norm(dim=-1).mean() / 8 * normal(64, 64, seed=13)
-    bounds = replace(PARTS, bias=None)
-    said = inaccuracy({"out": judged_error(one, reference, bounds)})
-    assert said.startswith("row 130 of out in head 2 of batch row 1 is off by 0.2 of its norm, allowed is 0.1")
-    said = inaccuracy({"dk": judged_error(tile, reference, replace(bounds, own_row=None, tile=0.05))})
-    assert said.startswith(
-        "rows 192 to 255 of dk in head 2 of batch row 1 are off by 0.081 of their norm, allowed is 0.05"
-    )
-
-
-@pytest.mark.parametrize("factor", [1.001, 0.998, 1.01])
-def test_a_scale_that_is_off_by_less_than_rounding_is_found_in_one_head_and_in_all(factor):
-    reference, tensor = rounding(1, 3, 2048, 64)
-    assert tensor_error(tensor * factor, reference).relative < 0.0103
-    word = "large" if factor > 1 else "small"
-    in_all = inaccuracy({"out": judged_error(tensor * factor, reference, PARTS)})
-    assert in_all.startswith(f"out is too {word} by 0.0")
-    tensor[:, 1] *= factor
-    said = inaccuracy({"out": judged_error(tensor, reference, PARTS)})
-    assert said.startswith(f"head 1 of out in batch row 0 is too {word} by ")
-
-
-def test_a_row_that_is_lost_is_found_where_its_norm_would_be_allowed():
-    reference, tensor = rounding(1, 2, 64, 64, size=0.05)
-    bounds = Tolerance(1.0, 3.0, least_row=0.25)
-    assert inaccuracy({"dq": judged_error(tensor, reference, bounds)}) is None
-    for factor in (0.0, -1.0):
-        wrong = tensor.clone()
-        wrong[0, 1, 9] *= factor
-        said = inaccuracy({"dq": judged_error(wrong, reference, bounds)})
-        assert said.startswith("row 9 of dq in head 1 of batch row 0 is") and said.endswith(
-            "what is right, allowed is 0.25"
-        )
 
 
 LONG = Case(
@@ -294,16 +167,12 @@ ODD = replace(FULL, q_len=1016, kv_len=1016)
 @pytest.mark.parametrize(
     ("case", "wrong", "words"),
     [
-        (LONG, unmasked(4), "after the last that a query sees were visible"),
         (LONG, unmasked(32), "after the last that a query sees were visible"),
         (LONG, scores_scaled(1.001), "out is as if scores were scaled by 1.00"),
-        (LONG, scores_scaled(0.992), "out is as if scores were scaled by 0.99"),
         (FULL, scores_scaled(1.002), "out is as if scores were scaled by 1.00"),
         (ODD, padded(8), "out"),
-        (replace(ODD, q_len=2020, kv_len=2020), padded(28), "out"),
         (CODES, zeroed(200), "out"),
         (CODES, turned_around, "in head 1 of batch row 0 is off by 2 of its norm"),
-        (CODES, lambda case, inputs, out: 1.05 * out, "out"),
         (CODES, unmasked(32), "after the last that a query sees were visible"),
     ],
 )
@@ -339,9 +208,7 @@ def keys_changed(keys, factor):
     return wrong
 
 
-@pytest.mark.parametrize(
-    ("q_len", "kv_len", "keys"), [(1, 20_000, [13_332]), (1, 1024, [511]), (700, 700, [127, 383, 500])]
-)
+@pytest.mark.parametrize(("q_len", "kv_len", "keys"), [(1, 20_000, [13_332]), (700, 700, [127, 383, 500])])
 @pytest.mark.parametrize(("factor", "what"), [(0, "were missing"), (2, "were counted twice")])
 def test_a_key_that_is_lost_or_counted_twice_anywhere_is_named(q_len, kv_len, keys, factor, what):
     case = replace(FULL, q_len=q_len, kv_len=kv_len)
@@ -350,19 +217,6 @@ def test_a_key_that_is_lost_or_counted_twice_anywhere_is_named(q_len, kv_len, ke
     said = edge_error(case, inputs, keys_changed(keys, factor)(case, inputs, None).bfloat16())
     assert said.startswith(f"out is as if {named} {what}: the sampled rows deviate by ")
     assert edge_error(case, inputs, reference(case, inputs, with_gradients=False)["out"].bfloat16()) is None
-
-
-def test_rows_of_zeros_are_wrong_also_where_gradients_are_small():
-    case = replace(LONG, q_len=512, kv_len=512)
-    inputs = make_inputs(case, "cpu", 7, with_gradients=True)
-    known = expected(case, inputs, with_gradients=True)
-    for name in ("dk", "dv"):
-        tensor = known.tensors[name].bfloat16()
-        assert inaccuracy({name: known.judge(name, tensor)}) is None
-        tensor[:, 1, -1] = 0
-        found = known.judge(name, tensor)
-        assert found.least_row < 1e-6 < found.least_row_tolerance == 0.25
-        assert inaccuracy({name: found}).startswith(f"row 511 of {name} in head 1 of batch row 0 is ")
 
 
 @pytest.mark.parametrize(("name", "of"), [("q", "dq"), ("k", "dk"), ("v", "dv"), ("q", "out")])
@@ -386,18 +240,6 @@ def test_a_mask_that_is_off_in_the_backward_alone_is_inaccurate():
     wrong = in_16_bits | {name: narrow[name].bfloat16() for name in ("dq", "dk", "dv")}
     said = verdict(case, inputs, known, wrong, {}).wrong
     assert said.startswith("dq is as if in the backward the first key that a query sees were missing")
-
-
-def test_zeros_are_right_where_an_input_is_zeros_and_other_values_are_wrong():
-    # With k of zeros dq is zero, and the products of inputs that it is relative to are zero too.
-    case = Case(
-        batch=1, q_heads=1, kv_heads=1, q_len=3, kv_len=3, head_dim=2, value_dim=2, dtype="float32"
-    )  # fmt: skip
-    inputs = make_inputs(case, "cpu", 5, with_gradients=True)
-    inputs.k_bhsd.data.zero_()
-    wanted = expected(case, inputs, with_gradients=True)
-    assert inaccuracy({"dq": wanted.judge("dq", torch.zeros(1, 1, 3, 2))}) is None
-    assert inaccuracy({"dq": wanted.judge("dq", torch.full((1, 1, 3, 2), 0.1))}) is not None
 
 
 @pytest.mark.parametrize("dim", [6, 80, 96])

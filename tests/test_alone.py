@@ -59,33 +59,6 @@ def test_a_sweep_that_is_held_is_refused_and_a_dead_holder_is_not_waited_for(
     opened(options).abandon("FAILED")
 
 
-def test_a_refused_command_that_found_no_folder_leaves_the_hold_of_the_one_that_made_it(
-    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    holder = opened(options)
-    lock = tmp_path / "multirun" / "a" / LOCK_NAME
-    held = lock.stat().st_ino
-    exists = Path.exists
-    with monkeypatch.context() as patch:
-        # It looked just before the other one made the folder.
-        patch.setattr(Path, "exists", lambda path: path.name != "a" and exists(path))
-        with pytest.raises(UserError, match="another command is running"):
-            opened(options)
-    assert lock.stat().st_ino == held
-    with pytest.raises(UserError, match="another command is running"):
-        opened(options)
-    holder.abandon("FAILED")
-
-
-def test_the_hold_is_written_through_no_link(options: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "key").write_text("private")
-    (tmp_path / "multirun" / "a").mkdir(parents=True)
-    (tmp_path / "multirun" / "a" / LOCK_NAME).symlink_to(tmp_path / "key")
-    with pytest.raises(UserError, match=r"cannot write to .*it is a link"):
-        opened(options)
-    assert (tmp_path / "key").read_text() == "private"
-
-
 def test_commands_started_together_measure_nothing_twice(tmp_path: Path) -> None:
     """Two with jobs that overlap; `make drill STARTS=20` has the other kinds."""
     starts = Starts(tmp_path, 1)

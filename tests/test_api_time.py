@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import attn_exp
 from attn_exp.core.errors import UserError
-from attn_exp.core.record_file import read_record
+from attn_exp.core.record.file import read_record
 
 QUICK = {"stopping": {"min_rounds": 2, "max_rounds": 2, "budget_s": 0.01, "patience_s": 0, "settle_s": 0}}
 sdpa = scaled_dot_product_attention
@@ -48,17 +48,13 @@ kept = []
         (sdpa, {}),
         (causal, {"causal": True}),
         (partial(sdpa, scale=0.05), {"scale": 0.05}),
-        (partial(sdpa, scale=0.05, is_causal=True), {"scale": 0.05, "causal": True}),
         (biased, {"reference": biased}),
         (sdpa, {"passes": ["forward", "backward", "step"]}),
-        (biased, {"reference": biased, "passes": ["forward", "backward", "step"]}),
-        (partial(sdpa, scale=0.05), {"scale": 0.05, "passes": ["forward", "backward"]}),
     ],
-    ids=["plain", "causal", "scale", "both", "reference", "passes", "reference_passes", "scale_passes"],
+    ids=["plain", "causal", "scale", "reference", "passes"],
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_right_function_has_times_and_its_tensors_stay_as_they_were(function, options, dtype):
-    given = tensors(dtype)
+def test_a_right_function_has_times_and_its_tensors_stay_as_they_were(function, options):
+    given = tensors()
     before = [one.clone() for one in given]
     found = timed(function, *given, **options)
     assert (found.status, found.reason) == ("ok", None)
@@ -69,7 +65,7 @@ def test_a_right_function_has_times_and_its_tensors_stay_as_they_were(function, 
     # Of a reference of one's own nobody knows the work.
     assert ("forward/tflops" in found.metrics) == ("reference" not in options)
     calls = [one.call for one in found.record.judged]
-    assert {"first", "drawn", "last"} <= set(calls)
+    assert {"first", "timed"} <= set(calls)
     # On normal and on hard values, where what is right is known for all values.
     assert calls.count("hard") == (2 if not {"scale", "reference"} & options.keys() else 0)
 
@@ -185,15 +181,11 @@ Q, K, V = tensors()
         ((Q, K.half(), V), {}, "k is torch.float16 on cpu, q is torch.float32 on cpu: give the same"),
         ((Q.double(), K.double(), V.double()), {}, "the tensors are float64: give one of bfloat16, float16, float32"),
         ((Q, K[:, :, :, :16], V), {}, "the shapes do not fit each other"),
-        ((Q.tolist(), K, V), {}, "q is a list: give a torch.Tensor"),
         (nan(Q, K, V), {}, "q has values that are not finite"),
         ((Q, K, V), {"batch": 8}, "batch is not how to measure: the tensors say the case"),
         ((Q, K, V), {"timer": "events"}, "timer=events does not exist: did you mean 'event'"),
-        ((Q, K, V), {"passes": ["sideways"]}, "passes has 'sideways'"),
-        ((Q, K, V), {"name": "../x"}, r"name=\.\./x cannot name a folder"),
         ((Q, K, V), {"reference": sdpa, "causal": True}, "reference= says what is right: leave causal="),
         ((Q, K, V), {"reference": lambda q, k, v: 1 / 0}, "the reference cannot be used: ZeroDivisionError"),
-        ((Q, K, V), {"reference": lambda q, k, v: q[:1]}, "the reference cannot be used: .*not a tensor of shape"),
         ((Q, K, V), {"reference": lambda q, k, v: q / 0 * 0}, "the reference cannot be used: .*not finite"),
     ],
 )

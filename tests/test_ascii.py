@@ -14,7 +14,7 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 def attn_exp(folder: Path, *words: str | bytes, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "attn_exp", *words]
     known = {"PATH": os.environ["PATH"]} | environment
-    return subprocess.run(command, cwd=folder, env=known, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, cwd=folder, env=known, capture_output=True, text=True, check=False, timeout=280)
 
 
 @pytest.mark.parametrize("environment", [ASCII, {"PYTHONIOENCODING": "ascii:strict"}])

@@ -9,26 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-from attn_exp.attention.biases import added_scores, alibi_slopes, bias_tensor
-from attn_exp.attention.edge_sample import edge_sample
+from attn_exp.attention.biases import alibi_slopes, bias_tensor
 from attn_exp.attention.expected import expected
 from attn_exp.attention.formula import formula, hidden_keys
-from attn_exp.attention.fresh_inputs import State
 from attn_exp.attention.inputs import Inputs, make_inputs
-from attn_exp.attention.probe import Probe, draw_places, probe_errors
 from attn_exp.attention.reference import reference
-from attn_exp.attention.sampled import sampled_reference
 from attn_exp.attention.verdict import verdict
-from attn_exp.backends.base import Backend, Calls, calls_of
-from attn_exp.backends.eager import Eager
+from attn_exp.backends.base import calls_of
 from attn_exp.backends.flex import flex_function
-from attn_exp.backends.sdpa import AtenCudnn, Flash, Math, Sdpa
+from attn_exp.backends.sdpa import AtenCudnn
 from attn_exp.backends.supports import Supports
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
+from attn_exp.core.case.flops import compulsory_bytes, flops, unmasked_pairs
 from attn_exp.core.errors import UserError
-from attn_exp.core.flops import compulsory_bytes, flops, unmasked_pairs
-from attn_exp.core.hunting import Example, Outcome, overrides
-from attn_exp.hunt.judge import Judge as HuntingJudge
 
 NAMES = ("out", "dq", "dk", "dv")
 CPU = torch.device("cpu")
@@ -99,29 +92,14 @@ def off(found: torch.Tensor, right: torch.Tensor) -> float:
     return float((found.detach().double() - right).norm() / right.norm().clamp(min=1e-9))
 
 
-@pytest.mark.parametrize("seeds", [range(first, first + 100) for first in (0, 100, 200)])
-def test_all_references_are_brute_forces(seeds: range) -> None:
-    for seed in seeds:
+def test_the_reference_equals_brute_force() -> None:
+    for seed in range(30):
         one = random_case(seed)
         inputs = make_inputs(one, "cpu", seed, with_gradients=True)
-        right = brute_force(one, inputs)
         found = reference(one, inputs, with_gradients=True, precision=torch.float64)
-        for name in NAMES:
+        for name, right in brute_force(one, inputs).items():
             # A query that sees one key has no gradient.
-            assert off(found[name], right[name]) < 2e-6 or right[name].norm() < 1e-6, (one, name)
-        if seed % 3:
-            continue
-        part = sampled_reference(one, inputs, with_gradients=True)
-        for name, tensor in part.tensors.items():
-            rows = part.places[name].of(right[name])
-            assert off(tensor, rows) < 1e-5 or rows.norm() < 1e-5, (one, name)
-        sample = edge_sample(one, inputs, with_gradients=True)
-        batch, head = sample.heads
-        assert off(sample.out, right["out"][batch, head][:, sample.rows]) < 1e-6
-        places = draw_places(one, CPU, 1)[0]
-        for name in ("out", "dq"):
-            probe = Probe(places, places.of(right[name]).squeeze(0).float(), State({}), 1)
-            assert probe_errors(one, inputs, [probe], name, 1.0)[0][0] < 1e-4, (one, name)
+            assert off(found[name], right) < 2e-6 or right.norm() < 1e-6, (one, name)
 
 
 def test_slopes_are_those_of_the_papers_code() -> None:
@@ -131,26 +109,8 @@ def test_slopes_are_those_of_the_papers_code() -> None:
     assert alibi_slopes(12) == [*alibi_slopes(8), *(2 ** -(half / 2) for half in (1, 3, 5, 7))]
 
 
-def test_a_bias_has_numbers_of_its_own_everywhere_that_are_exact_in_16_bits() -> None:
-    one = case(q_heads=4, q_len=300, kv_len=200, bias="heads")
-    bias = bias_tensor(one, CPU, torch.float32)
-    assert bias is not None and bias.shape == (1, 4, 300, 200)
-    assert (
-        bias.abs().max() <= 2 and torch.equal(bias.bfloat16().float(), bias) and torch.equal(bias.half().float(), bias)
-    )
-    assert abs(float(bias.mean())) < 0.02 and 1.1 < float(bias.std()) < 1.2
-    rows = bias.flatten(0, 2)
-    assert len(rows.unique(dim=0)) == len(rows)
-    neighbours = torch.stack([bias[..., 1:].flatten(), bias[..., :-1].flatten()])
-    assert abs(float(neighbours.corrcoef()[0, 1])) < 0.02
-    assert bias_tensor(replace(one, bias="shared"), CPU, torch.float32).shape == (1, 1, 300, 200)  # type: ignore[union-attr]
-    # Any part of it has the same numbers.
-    part = added_scores(one, torch.tensor([2, 6]), torch.tensor([7, 250]), torch.arange(90, 100))
-    assert part is not None and torch.equal(part, bias[0, 2, [7, 250], 90:100].expand(2, 2, 10))
-
-
 def test_bytes_are_those_of_the_visible_numbers_and_products_are_none() -> None:
-    for seed in range(300):
+    for seed in range(60):
         one = random_case(seed)
         without = replace(one, alibi=False, bias=None)
         hidden = hidden_keys(one, 0, one.q_len, CPU)
@@ -195,53 +155,12 @@ def test_a_verdict_finds_what_is_wrong(q_len: int, dtype: str, score: dict[str, 
         assert wrong(eager(one, inputs, mistake)) is not None
 
 
-def hunted(backend: Backend, seed: int, **more: Any) -> Outcome:
-    sizes = {"q_len": 60, "kv_len": 60, "head_dim": 32, "causal": seed % 2 == 0}
-    one = case(dtype=("float32", "bfloat16", "float16")[seed % 3], **(sizes | more))
-    kind = "normal" if seed % 4 < 2 else ("mixed", "sharp", "needles", "positive")[seed // 4 % 4]
-    return HuntingJudge(backend, "cpu").outcome(Example(case=one, backward=True, seed=seed, inputs=kind))
-
-
-@pytest.mark.parametrize("backend", [Eager("eager"), Math("math"), Flash("flash"), Sdpa("auto")])
-def test_a_hunt_finds_nothing_where_biases_are_right(backend: Backend) -> None:
-    for seed in range(12):
-        score = ({"alibi": True}, {"bias": "heads"}, {"bias": "shared"}, {"alibi": True, "bias": "heads"})[seed // 3]
-        assert hunted(backend, seed, **score).status == "ok", (seed, score)
-
-
-class Mistaken(Eager):
-    """Eager with slopes of other heads, or none of the biases."""
-
-    def __init__(self, mistake: str) -> None:
-        super().__init__("mistaken")
-        self.mistake = mistake
-
-    def prepare(self, case: Case, inputs: Inputs) -> Calls:
-        mask = None if case.dense else hidden_keys(case, 0, case.q_len, CPU)
-        bias = bias_tensor(case, CPU, inputs.q_bhsd.dtype)
-        assert bias is not None
-        used = None if self.mistake == "ignored" else bias.roll(1, 1)
-        return calls_of(partial(formula, case, mask, bias=used), inputs)
-
-
-@pytest.mark.parametrize("mistake", ["ignored", "of_another_head"])
-@pytest.mark.parametrize("score", [{"alibi": True}, {"bias": "heads"}])
-def test_a_hunt_finds_wrong_biases(mistake: str, score: dict[str, Any]) -> None:
-    assert hunted(Mistaken(mistake), 1, **score).status == "inaccurate"
-
-
 @pytest.mark.parametrize("seed", range(0, 30, 6))
 def test_flex_modifies_scores_alike(seed: int) -> None:
     one = replace(random_case(seed), sink=False)
     inputs = make_inputs(one, "cpu", seed, with_gradients=False)
     found = flex_function(one, CPU, {})(*inputs.qkv)
     assert off(found, reference(one, inputs, with_gradients=False, precision=torch.float64)["out"]) < 1e-5
-
-
-def test_a_hunt_draws_biases_and_the_case_is_typed_with_them() -> None:
-    example = Example(case=case(alibi=True, bias="shared"), backward=True)
-    assert {"alibi=true", "bias=shared"} <= set(overrides(example, "cpu"))
-    assert example.fields["alibi"] is True and example.fields["bias"] == "shared"
 
 
 def test_who_has_no_biases_says_so() -> None:
@@ -263,7 +182,6 @@ def test_who_has_no_biases_says_so() -> None:
         ({"bias": "heads", "batch": 1, "lengths": (30, 10)}, "set lengths=null or bias=null"),
         ({"bias": "heads", "q_heads": 64, "q_len": 1 << 20, "kv_len": 1 << 20}, "lower seq_len, or set bias=shared"),
         ({"alibi": True, "workload": "decoder_layer", "mlp_dim": 64, "causal": True}, "has no ALiBi: set alibi=false"),
-        ({"bias": "heads", "workload": "decoder_layer", "mlp_dim": 64, "causal": True}, "has no bias: set bias=null"),
     ],
 )
 def test_a_mistake_is_one_sentence(wrong: dict[str, Any], said: str) -> None:

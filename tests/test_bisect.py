@@ -5,13 +5,14 @@ import hashlib
 import json
 import math
 import random
+import re
 import subprocess
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from attn_exp.bisect.search import LOOKS, Round, search
+from attn_exp.bisect.search import Round, search
 from attn_exp.bisect.versions import Environment, NotInstallable, packages, revisions
 from attn_exp.commands import bisect
 from attn_exp.core.errors import UserError
@@ -77,24 +78,18 @@ def test_three_percent_of_twenty_versions_are_found_in_log2_steps(at):
 
 
 def test_ends_that_do_not_differ_are_told_and_nothing_else_is_measured():
-    for effect in (0.0, 0.005, -0.03):
+    for effect in (0.0, 0.005, -0.005):
         simulated = Simulated([0.0] * 9 + [effect])
         assert simulated.search().kind == "same"
         assert simulated.measured == [9]
 
 
-def test_it_does_not_guess():
-    halfway = Simulated([0.0] * 10 + [0.015] + [0.03] * 9)
-    found = halfway.search()
-    assert found.kind == "undecided" or found.bad in (10, 11)
-    at = Simulated([0.0, 0.0, 0.0149, 0.03, 0.03], noise=0.003, seed=5).search()
-    assert (at.kind, at.good, at.bad) == ("undecided", 0, 4)
-    assert f"{LOOKS[-1]} rounds" in at.reason
-
-
-def test_noise_that_hides_the_difference_is_not_a_verdict():
-    found = Simulated([0.0] * 10 + [0.03] * 10, noise=0.2, seed=3).search()
-    assert found.kind in ("same", "undecided")
+@pytest.mark.parametrize(("effect", "noise"), [(0.64, 2.0), (0.0, 0.2), (-0.03, 0.003)])
+def test_ends_are_equal_only_if_their_interval_lies_within_the_margin(effect, noise):
+    found = Simulated([0.0] * 9 + [effect], noise=noise).search()
+    low, high = (float(word) for word in re.findall(r"[+-][\d.]+", found.reason))
+    assert found.kind == "undecided"
+    assert low < 100 * effect < high
 
 
 def test_versions_that_cannot_be_measured_are_skipped():
@@ -211,14 +206,15 @@ def test_revisions_have_worktrees_of_their_own(repo, tmp_path):
     ("words", "said"),
     [
         ([], "a bisection needs two ends"),
-        (["good=a==1"], "a bisection needs two ends"),
         (["good=slowly", "bad=slowly==1.19"], "are not of the form NAME==VERSION"),
         (["good=slowly==1.0b0", "bad=other==1"], "give two versions of one package"),
         (["good=slowly==0.1", "bad=slowly==1.19"], "there is no slowly==0.1 in"),
-        (["good=slowly==1.19", "bad=slowly==1.0b0"], "is not older than"),
-        (["good=slowly==1.0b0", "bad=slowly==1.19", "build=make"], "give repo=PATH too"),
-        (["good=slowly==1.0b0", "bad=slowly==1.19", "pass=sideways"], "pass=sideways is neither"),
         (["good=slowly==1.0b0", "bad=slowly==1.19", "backend=flsh", "device=cpu"], "flsh"),
+        (["good=slowly==1.0b0", "bad=slowly==1.19", "passes=[step]"], "write pass=forward or pass=backward"),
+        (
+            ["good=slowly==1.0b11", "bad=slowly==1.19", "device=cpu"],
+            "the good end cannot be measured: ERROR",
+        ),
     ],
 )
 def test_a_mistake_is_one_sentence(wheels, words, said, tmp_path, monkeypatch, capsys):
@@ -226,7 +222,7 @@ def test_a_mistake_is_one_sentence(wheels, words, said, tmp_path, monkeypatch, c
     assert bisect.main([*words, *([f"wheels={wheels}"] if any("slowly" in word for word in words) else [])]) == 2
     err = capsys.readouterr().err
     assert said in err
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] in ([], ["bisects"])
 
 
 def test_wrong_revisions_are_one_sentence(repo):

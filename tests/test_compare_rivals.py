@@ -35,13 +35,6 @@ def test_no_mean_is_over_ways_that_are_never_compared(tmp_path):
     assert [(mean.n, mean.group) for mean in forward] == [(1, ("burst",)), (1, ("sustained",))]
 
 
-def test_jobs_with_and_without_compile_caches_are_two_rivals_and_neither_is_lost(tmp_path):
-    one = sweeps.job("flash", 100.0)
-    fresh = replace(one, request=replace(one.request, caches=False, job="flash-fresh"))
-    found = compare(sweeps.write(tmp_path / "a", [one, fresh]))
-    assert {row.cell.result.label for row in found.rows} == {"flash(caches=true)", "flash(caches=false)"}
-
-
 def test_gains_are_over_the_baseline_with_both_rows_intervals_and_the_spread(tmp_path):
     found = rivals(tmp_path, [sweeps.job("flash", 100.0, half=0.004), sweeps.job("cudnn", 80.0, half=0.003)],
                    baseline="flash")  # fmt: skip
@@ -54,13 +47,7 @@ def test_gains_are_over_the_baseline_with_both_rows_intervals_and_the_spread(tmp
     assert gain.p < 1e-6 and rows["cudnn"].best
 
 
-def test_without_a_baseline_each_stands_beside_the_best(tmp_path):
-    rows = by_label(rivals(tmp_path, [sweeps.job("flash", 100.0), sweeps.job("cudnn", 80.0)]))
-    assert rows["flash"].gain.value == pytest.approx(0.8)
-    assert rows["cudnn"].gain.value == 1.0
-
-
-@pytest.mark.parametrize(("apart", "tied"), [(1.005, True), (1.009, True), (1.02, False), (1.2, False)])
+@pytest.mark.parametrize(("apart", "tied"), [(1.009, True), (1.02, False)])
 def test_what_is_less_than_the_spread_apart_is_no_difference(tmp_path, apart, tied):
     found = rivals(tmp_path, [sweeps.job("flash", 100.0, None), sweeps.job("cudnn", 100.0 * apart, None)])
     assert by_label(found)["cudnn"].best is tied
@@ -79,25 +66,6 @@ def test_a_row_among_many_is_tied_unless_it_differs_by_more_than_the_best_of_equ
     assert not by_label(rivals(tmp_path, [*pair, *far]))["cudnn"].best
 
 
-def test_few_rounds_leave_more_doubt_about_many_rivals_than_many_rounds(tmp_path):
-    """The same intervals; but an error of the tails of Student's t is further out in five rounds than in forty."""
-
-    def slow(rounds):
-        records = [sweeps.job(f"other{index}", 100.0 if index else 109.0, None, half=0.03) for index in range(9)]
-        records = [replace(one, metrics=one.metrics | {"forward/rounds": rounds}) for one in records]
-        return by_label(rivals(tmp_path, records))["other0"]
-
-    assert slow(3.0).best and not slow(40.0).best
-    assert slow(3.0).gain.low == slow(40.0).gain.low
-
-
-def test_under_a_power_cap_rows_spread_further(tmp_path):
-    records = [sweeps.job("flash", 100.0), sweeps.job("cudnn", 102.0, flags=("power_capped",))]
-    found = rivals(tmp_path, records)
-    assert by_label(found)["cudnn"].best
-    assert by_label(found)["cudnn"].gain.spread == 0.022
-
-
 def test_the_doctors_delta_is_the_spread_of_its_machine(tmp_path):
     write_calibration(Calibration(device="GPU-1", margin=0.04))
     found = rivals(tmp_path, [sweeps.job("flash", 100.0), sweeps.job("cudnn", 103.0)])
@@ -114,21 +82,22 @@ def test_two_gpus_of_one_model_are_further_apart_and_it_is_said(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("unlike", "words"),
+    ("unlike", "column"),
     [
-        ({"measuring": {"timer": "graph"}}, "several timers: device (1), graph (1)"),
-        ({"environment": sweeps.H200 | {"gpu": "NVIDIA H100"}}, "several devices: NVIDIA H100 (1), NVIDIA H200 (1)"),
-        ({"environment": sweeps.H200 | {"power_limit_w": 500.0}}, "several power limits: 500.0 (1), 700.0 (1)"),
-        ({"measuring": {"regime": "burst"}}, "several regimes"),
-        ({"method_version": "1"}, "several methods"),
+        ({"measuring": {"timer": "graph"}}, "timer"),
+        ({"environment": sweeps.H200 | {"gpu": "NVIDIA H100"}}, "gpu"),
+        ({"environment": sweeps.H200 | {"power_limit_w": 500.0}}, "power_limit_w"),
+        ({"measuring": {"regime": "burst"}}, "regime"),
+        ({"method_version": "1"}, "method_version"),
     ],
 )
-def test_unlike_rows_of_one_sweep_are_never_compared(tmp_path, unlike, words):
+def test_unlike_rows_of_one_sweep_are_never_compared(tmp_path, unlike, column):
     found = rivals(tmp_path, [sweeps.job("flash", 100.0), sweeps.job("cudnn", 50.0, **unlike)], baseline="flash")
     rows = by_label(found)
     assert rows["cudnn"].gain is None and rows["cudnn"].best
     assert rows["cudnn"].group != rows["flash"].group
-    assert any(note.startswith(words) for note in found.notes)
+    # The table has a column that tells them apart.
+    assert column in {one.head for one in found.table.columns}
 
 
 def test_a_job_that_failed_stands_with_its_rivals_and_is_counted_where_it_is_missing(tmp_path):
@@ -142,9 +111,9 @@ def test_a_job_that_failed_stands_with_its_rivals_and_is_counted_where_it_is_mis
     assert rows["math"].gain is None and not rows["math"].best
     means = {(mean.label, mean.direction): mean for mean in found.means}
     assert (means["cudnn", "forward"].n, means["cudnn", "forward"].value) == (1, pytest.approx(2.0))
-    assert means["cudnn", "forward"].left_out == (("flash out_of_memory", 1),)
-    assert means["math", "forward"].left_out == (("not measured", 1), ("unsupported", 1))
-    assert means["flash", "forward"].left_out == (("out_of_memory", 1),)
+    assert [(means[label, "forward"].n, means[label, "forward"].cases) for label in ("cudnn", "math", "flash")] == [
+        (1, 2), (0, 2), (1, 2),
+    ]  # fmt: skip
 
 
 def test_geometric_means_are_of_ratios_and_by_groups(tmp_path):
@@ -165,28 +134,6 @@ def test_geometric_means_are_of_ratios_and_by_groups(tmp_path):
     )
     with pytest.raises(UserError, match="by= names an unknown field 'dtpe': did you mean 'dtype'"):
         rivals(tmp_path, [], by="dtpe")
-
-
-def test_what_to_pick_is_a_range_in_which_one_backend_is_among_the_best(tmp_path):
-    times = {128: (10.0, 20.0), 512: (10.0, 10.05), 1024: (20.0, 10.0), 4096: (40.0, 10.0), 8192: (40.0, 20.0)}
-    records = [
-        sweeps.job(backend, us, None, of=sweeps.case(seq_len=length))
-        for length, both in times.items()
-        for backend, us in zip(("flash", "cudnn"), both, strict=True)
-    ]
-    found = rivals(tmp_path, records).answer
-    assert [(rule.label, rule.where, rule.n, rule.wins, rule.over) for rule in found.rules] == [
-        ("flash", "seq_len up to 512", 2, 1, "cudnn"),
-        ("cudnn", "seq_len from 1024", 3, 3, "flash"),
-    ]
-    assert found.rules[1].ratio == pytest.approx((2 * 4 * 2) ** (1 / 3))
-    assert found.rules[1].ties == ()
-    assert (found.undecided, found.settle.command) == (1, rivals(tmp_path, []).ties[0].command)
-
-
-def test_picks_of_one_size_have_no_range_and_name_the_ties(tmp_path):
-    (rule,) = rivals(tmp_path, [sweeps.job("flash", 10.0, None), sweeps.job("cudnn", 10.02, None)]).answer.rules
-    assert (rule.label, rule.ties, rule.where, rule.over, rule.wins) == ("flash", ("cudnn",), "", "cudnn", 0)
 
 
 def test_the_metric_is_a_choice_and_knows_its_better_side(tmp_path):
@@ -226,15 +173,6 @@ def test_a_job_that_was_measured_again_counts_once(tmp_path):
 def test_mistakes_are_sentences(tmp_path, keys, words):
     with pytest.raises(UserError, match=words):
         rivals(tmp_path, [sweeps.job()], **keys)
-
-
-def test_rows_are_sorted_by_whatever_is_asked(tmp_path):
-    records = [sweeps.job("flash", 100.0), sweeps.job("cudnn", 80.0), sweeps.failed(backend="math")]
-    for key, first in (("time_us", "cudnn"), ("-time_us", "flash"), ("-gain", "flash"), ("backend", "cudnn")):
-        found = rivals(tmp_path, records, sort=key, metric="forward/time_us", baseline="cudnn" if "g" in key else None)
-        labels = [row.cell.result.label for row in found.rows]
-        assert labels[0] == first or key == "-gain"
-        assert key == "backend" or labels[-1] == "math"
 
 
 @settings(max_examples=60)

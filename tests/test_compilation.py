@@ -1,4 +1,3 @@
-import functools
 import shutil
 import subprocess
 import sys
@@ -7,15 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 import torch._dynamo.testing
-from fakes import make_request
-from torch.backends.cuda import SDPAParams
-from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends, sdpa_kernel
+from fakes import CASE, make_request
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from attn_exp.backends import compile as compilation
 from attn_exp.backends.base import calls_of
 from attn_exp.backends.eager import Eager
-from attn_exp.core.request import Compile
+from attn_exp.core.record.request import Compile
 from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.measure import measure, measure_interleaved
 
@@ -82,7 +80,7 @@ class Opaque(Eager):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr("attn_exp.timers.loop.ROUND_US", 2_000.0)
+    monkeypatch.setattr("attn_exp.timers.loop.ROUNDS_US", 4_000.0)
     monkeypatch.setattr("attn_exp.timers.loop.RIVALS_ROUND_US", 2_000.0)
     monkeypatch.setattr("attn_exp.timers.loop.WARM_UP_US", 1_000.0)
 
@@ -94,9 +92,9 @@ def without_inductor(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda model, options=None, **rest: real(model, backend="aot_eager", **rest))
 
 
-def measured(backend, mode="default", **compile_options):
+def measured(backend, mode="default", case=CASE, **compile_options):
     machine = Machine("cpu", environment={"cpu": "fake"}, ceilings={"float32": dict(CEILINGS)})
-    request = make_request({"_target_": backend, "name": "b"})
+    request = make_request({"_target_": backend, "name": "b"}, case)
     request = type(request)(
         **{name: getattr(request, name) for name in request.__dataclass_fields__}
         | {"compile": Compile(mode=mode, **compile_options)}
@@ -122,11 +120,6 @@ def test_compiled_rivals_of_a_duel_keep_what_was_compiled_for_each(without_induc
     assert all(record.compiled.recompilations == 0 for record in found if record.compiled), (
         "none is another's code anew"
     )
-
-
-def test_what_is_not_compiled_has_no_graphs():
-    record = measured("attn_exp.backends.eager.Eager", mode="none")
-    assert (record.status, record.compiled, record.label) == ("ok", None, "b")
 
 
 def test_a_break_is_counted_with_its_reason(without_inductor):
@@ -200,9 +193,6 @@ def tensors(*shape, count=3):
     return [torch.randn(shape) for _ in range(count)]
 
 
-# What PyTorch's test/dynamo/test_sdpa.py asks of torch.compile, and backends here build on.
-
-
 CACHES = """
 import sys
 from types import SimpleNamespace
@@ -224,47 +214,9 @@ def test_caches_are_used_or_not_although_torch_was_imported_before_and_inductor_
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == [str(wanted)] * 2
 
 
-def test_sdpa_params_can_be_made_returned_and_read():
-    q, k, v = tensors(1, 2, 4, 8)
-
-    def make(q, k, v):
-        params = SDPAParams(q, k, v, None, 0.0, True, False)
-        return params, params.is_causal, params.query + 0
-
-    (params, is_causal, query), _ = frames(make, q, k, v, fullgraph=False)
-    assert isinstance(params, SDPAParams)
-    assert params.query is q
-    assert params.key is k
-    assert params.value is v
-    assert is_causal
-    assert torch.equal(query, q)
-
-
-def test_sdpa_params_survive_a_graph_break():
-    q, k, v = tensors(1, 2, 4, 8)
-
-    def make(q, k, v):
-        params = SDPAParams(q, k, v, None, 0.0, False, False)
-        torch._dynamo.graph_break()
-        return params, params.key + 0
-
-    (params, key), _ = frames(make, q, k, v, fullgraph=False)
-    assert params.query is q
-    assert torch.equal(key, k)
-
-
-def test_the_backends_in_force_are_read_without_a_break():
-    def read(x):
-        return x + len(_cur_sdpa_kernel_backends())
-
-    (x,) = tensors(2, count=1)
-    found, count = frames(read, x)
-    assert torch.equal(found, x + len(_cur_sdpa_kernel_backends()))
-    assert count == 1
-
-
-def test_an_order_of_preference_compiles_as_one_graph():
-    q, k, v = tensors(2, 4, 16, 8)
+def test_an_order_of_preference_compiles_as_one_graph_at_the_shape_of_pytorchs_own_test():
+    # 128 x 64 x 64 x 256 in fp16, as in test/dynamo/test_sdpa.py: on a CPU the same numbers in every row of the batch.
+    q, k, v = (one.half().expand(128, 64, 64, 256) for one in tensors(1, 1, 64, 256))
 
     @sdpa_kernel([SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True)
     def attention(q, k, v):
@@ -272,15 +224,9 @@ def test_an_order_of_preference_compiles_as_one_graph():
 
     out, count = frames(attention, q, k, v)
     assert count == 1
-    assert out.shape == q.shape
-    torch.testing.assert_close(out, scaled_dot_product_attention(q, k, v))
-
-
-def test_a_partial_function_and_its_options_are_seen_through():
-    q, k, v = tensors(1, 2, 4, 8)
-    out, count = frames(functools.partial(scaled_dot_product_attention, is_causal=True), q, k, v)
-    assert count == 1
-    torch.testing.assert_close(out, scaled_dot_product_attention(q, k, v, is_causal=True))
+    assert (out.shape, out.dtype) == ((128, 64, 64, 256), torch.float16)
+    alone = scaled_dot_product_attention(*(one[:1, :1].float() for one in (q, k, v)))
+    torch.testing.assert_close(out[-1:, -1:].float(), alone, atol=5e-3, rtol=3e-3)
 
 
 def test_an_option_that_inductor_does_not_have_is_named_with_the_nearest():

@@ -1,16 +1,19 @@
 import itertools
 
+import inprocess
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
-from attn_exp.config.compose import prepare_hydra, resolved_config
-from attn_exp.config.request import named_backend, request_from_config
-from attn_exp.core.case import Case
+from attn_exp.cli import dispatch
+from attn_exp.config.compose import compose_config, prepare_hydra, resolved_config
+from attn_exp.config.request import request_from_config
+from attn_exp.core.case.case import Case
 from attn_exp.core.catalogue import timers
 from attn_exp.core.conf import conf_folder
-from attn_exp.core.nvml import GpuInfo
+from attn_exp.core.host import nvml
+from attn_exp.core.host.nvml import GpuInfo
 
 CONF = conf_folder()
 FILES = sorted(CONF.rglob("*.yaml"))
@@ -27,7 +30,8 @@ SHAPES = {
 
 
 @pytest.fixture(autouse=True)
-def composed():
+def composed(monkeypatch):
+    monkeypatch.setattr(nvml, "list_gpus", list)
     prepare_hydra("a_sweep")
     with initialize_config_dir(str(CONF), version_base="1.3"):
         yield
@@ -62,7 +66,7 @@ def test_every_choice_makes_a_job(group, choice):
     )
     assert made.device == device
     if group in ("model", "backend", "timer", "isolation"):
-        assert name == choice, "a choice has the name that it is chosen by"
+        assert name == choice.removesuffix("_256"), "a choice has the name that it is chosen by"
     if group == "backend":
         assert made.job.startswith(f"{choice}-")
     if group == "profiler" and choice != "none":
@@ -72,14 +76,6 @@ def test_every_choice_makes_a_job(group, choice):
         assert choice not in made.measuring.also
 
 
-def test_every_backend_file_names_a_class_that_is_there():
-    from attn_exp.backends.base import Backend, load_backend
-
-    for path in CONF.glob("backend/*.yaml"):
-        loaded: Backend = load_backend(named_backend(yaml.safe_load(path.read_text())))
-        assert loaded.name == path.stem
-
-
 @pytest.mark.parametrize("model", SHAPES)
 def test_the_models_have_their_published_shapes(model):
     case = request(f"model={model}", "device=cpu").case
@@ -87,12 +83,6 @@ def test_the_models_have_their_published_shapes(model):
     assert case.kv_len == case.q_len
     assert case.value_dim == case.head_dim
     assert {path.stem for path in CONF.glob("model/*.yaml")} >= set(SHAPES)
-
-
-def test_the_notebooks_experiment_has_its_size():
-    case = request("+experiment=cudnn_notebook", "device=cpu").case
-    sizes = {"batch": 4, "q_heads": 12, "kv_heads": 12, "q_len": 1024, "kv_len": 1024, "head_dim": 64, "value_dim": 64}
-    assert case == Case(**sizes, dtype="float16", causal=True)
 
 
 def test_the_sdpa_sweep_is_the_thirty_configurations():
@@ -110,16 +100,40 @@ def test_the_sdpa_sweep_is_the_thirty_configurations():
     assert set(cases) == wanted
 
 
-def test_attention_alone_has_the_identity_that_it_had_before_there_were_blocks():
-    assert request("device=cpu").job == "auto-8bfa937f51"
-    flux = ("model=flux", "device=cpu")
-    block = request(*flux, "workload=dit_block")
-    alone = request(*flux, "mlp_dim=7")
-    assert alone.job == request(*flux).job != block.job != request(*flux, "workload=dit_block", "mlp_dim=7").job
-    assert (block.case.workload, block.case.mlp_dim, block.case.causal) == ("dit_block", 12288, False)
-    assert (alone.case.workload, alone.case.mlp_dim) == (None, None)
-    llama = request("model=llama3_8b", "device=cpu", "workload=decoder_layer").case
-    assert (llama.mlp_dim, llama.causal) == (14336, True)
+@pytest.mark.parametrize(
+    ("gpus", "overrides", "dtype", "length"),
+    [
+        ([GPU], [], "bfloat16", 1024),
+        ([GPU], ["device=cpu"], "bfloat16", 1024),
+        ([], [], "float32", 256),
+        ([], ["dtype=fp16"], "float16", 256),
+        ([], ["seq_len=512"], "float32", 512),
+        ([], ["model=llama3_8b"], "float32", 8192),
+        ([], ["+experiment=cudnn_notebook"], "float16", 1024),
+        # Its jobs run where the GPUs are.
+        ([], ["hydra/launcher=slurm"], "bfloat16", 1024),
+    ],
+)
+def test_a_host_without_a_gpu_has_small_defaults_and_keeps_choices(monkeypatch, gpus, overrides, dtype, length):
+    monkeypatch.setattr(nvml, "list_gpus", lambda: gpus)
+    GlobalHydra.instance().clear()
+    case = request_from_config(resolved_config(compose_config(overrides, "a")), gpus).case
+    assert (case.dtype, case.q_len) == (dtype, length)
+
+
+def test_the_first_line_says_that_no_gpu_was_found(monkeypatch, tmp_path, capsys):
+    inprocess.typed(monkeypatch, tmp_path)
+    for arguments, gpus, first in (
+        (["dry_run=true"], [], "No GPU found: measuring the CPU"),
+        (["-m", "batch=1,2", "dry_run=true"], [], "No GPU found: measuring the CPU"),
+        (["device=cpu", "dry_run=true"], [], None),
+        (["dry_run=true"], [GPU], None),
+    ):
+        monkeypatch.setattr(nvml, "list_gpus", lambda gpus=gpus: gpus)
+        GlobalHydra.instance().clear()
+        assert dispatch(arguments) == 0
+        err = capsys.readouterr().err
+        assert "No GPU" not in err if first is None else err.splitlines()[0] == first
 
 
 def test_the_identity_is_of_what_is_measured_and_of_nothing_else():
@@ -131,7 +145,7 @@ def test_the_identity_is_of_what_is_measured_and_of_nothing_else():
         "folder=/elsewhere",
         "tracker=none",
         "isolation=fresh",
-        "seq_len=1024",
+        "seq_len=256",
         "backend=auto",
     )
     others = (

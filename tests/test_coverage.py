@@ -13,18 +13,6 @@ def test_a_rows_interval_covers_the_mean_however_rounds_depend_on_each_other(kin
         assert covered >= 0.93
 
 
-def test_with_many_independent_rounds_the_interval_is_little_wider_than_students():
-    for rounds, most in ((20, 1.65), (40, 1.35)):
-        _, half = simulated.coverage(np.random.default_rng(1), "independent", rounds, 300)
-        _, before = simulated.coverage(np.random.default_rng(1), "independent", rounds, 300, simulated.student)
-        assert half / before <= most
-
-
-def test_students_interval_did_not_cover_rounds_that_depend_on_each_other():
-    covered, _ = simulated.coverage(np.random.default_rng(1), "AR(1) 0.8", 7, 500, simulated.student)
-    assert covered <= 0.55
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
 def test_duels_of_equals_are_hardly_ever_told_and_cover_the_effect(kind, shared):

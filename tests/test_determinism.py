@@ -2,26 +2,18 @@
 
 import itertools
 from dataclasses import replace
-from random import Random
 
-import fakes
 import pytest
-import torch
 import unsteady
 from fakes import CASE, make_request
 from test_measure import CEILINGS, measured, short_rounds  # noqa: F401  (used in every test)
 
-from attn_exp.attention.bits import Compared, difference, first_differences, index_of
-from attn_exp.attention.inputs import make_inputs
-from attn_exp.config.request import _identity
-from attn_exp.core.bitwise import Bitwise, holds
-from attn_exp.core.case import DTYPE_BYTES
-from attn_exp.core.request import Compile
+from attn_exp.core.case.case import DTYPE_BYTES
+from attn_exp.core.record.bitwise import Bitwise
 from attn_exp.worker import determinism
 from attn_exp.worker import measure as measuring
 from attn_exp.worker.machine.device import Machine
-from attn_exp.worker.measure import measure_and_keep, measure_interleaved
-from attn_exp.worker.other_batches import other_positions, other_sizes
+from attn_exp.worker.measure import measure_interleaved
 
 # Sums of 64 keys round differently in another order.
 LONG = replace(CASE, batch=2, q_len=64, kv_len=64, causal=False)
@@ -62,7 +54,7 @@ def test_nothing_is_compared_unless_it_is_asked_for(machine, tmp_path):
     assert not {name for name in record.metrics if "deterministic" in name or "invariant" in name}
 
 
-@pytest.mark.parametrize(("target", "name"), [("eager.Eager", "eager"), ("sdpa.Math", "math"), ("sdpa.Flash", "flash")])
+@pytest.mark.parametrize(("target", "name"), [("sdpa.Math", "math"), ("sdpa.Flash", "flash")])
 def test_pytorchs_backends_repeat_their_bits_on_a_cpu(machine, tmp_path, target, name):
     backend, passes = {"_target_": f"attn_exp.backends.{target}", "name": name}, ("forward", "backward", "step")
     record = measured(backend, machine, tmp_path, LONG, determinism=True, passes=passes)
@@ -73,7 +65,6 @@ def test_pytorchs_backends_repeat_their_bits_on_a_cpu(machine, tmp_path, target,
         assert list(facts) == ["calls", "positions", "batch_sizes"]
         assert (facts["positions"].compared, facts["batch_sizes"].compared) == (1, 2)
         assert record.metrics[f"{direction}/deterministic"] == 1.0
-        assert f"{direction}/split_invariant" not in record.metrics
         # By the test's own means, with the same threads: whether one row alone has the bits that it has among two.
         invariant = facts["positions"].same and facts["batch_sizes"].same
         assert record.metrics[f"{direction}/batch_invariant"] == float(invariant)
@@ -109,17 +100,6 @@ def test_a_row_that_depends_on_its_position_shows(machine, tmp_path):
     assert facts["positions"].first.result == "row 1 at position 0"
 
 
-def test_splits_are_compared_where_the_backend_has_an_option(machine, tmp_path):
-    facts = found("unsteady.SplitByOption", machine, tmp_path, LONG)["forward"]
-    # Its own number is 1 by default, which the request does not say.
-    assert (facts["kv_splits"].same, facts["kv_splits"].compared, facts["kv_splits"].differing) == (False, 3, 2)
-    assert facts["kv_splits"].first.result == "num_splits=2"
-    assert facts["kv_splits"].why == "num_splits=8: no more than 4 splits"
-    assert found("unsteady.FixedSplit", machine, tmp_path, LONG)["forward"]["kv_splits"].same is True
-    own = {"_target_": "unsteady.SplitByOption", "name": "own", "num_splits": 4}
-    assert found(own, machine, tmp_path, LONG)["forward"]["kv_splits"].compared == 2
-
-
 @pytest.mark.parametrize(
     ("target", "told"),
     [
@@ -133,10 +113,6 @@ def test_one_bit_in_one_call_of_a_hundred_is_found(machine, tmp_path, target, to
     assert (fact.same, fact.compared, fact.differing) == (False, 99, 1)
     assert str(fact.first).startswith(told)
     assert (fact.first.max_abs is None) == (target == "OtherNanInCall37")
-
-
-def test_the_same_nan_is_the_same(machine, tmp_path):
-    assert found("unsteady.SameNan", machine, tmp_path)["forward"]["calls"].same is True
 
 
 def test_a_call_that_raises_ends_the_job_and_is_named(machine, tmp_path):
@@ -153,22 +129,6 @@ def test_without_memory_it_is_not_known(machine, tmp_path):
     assert (fact.same, fact.compared) == (None, 48)
     assert fact.why.startswith("forward, call 50 of 100 on the same inputs: OutOfMemoryError")
     assert "forward/deterministic" not in record.metrics
-
-
-def test_batches_that_do_not_fit_leave_it_unknown(machine, tmp_path):
-    record = measured("unsteady.NoRoomForOtherBatches", machine, tmp_path, LONG, determinism=True, passes=FORWARD)
-    facts = record.passes["forward"].bitwise
-    assert (record.status, facts["positions"].same) == ("ok", True)
-    assert (facts["batch_sizes"].same, facts["batch_sizes"].compared) == (None, 0)
-    assert "b4 h2 s64 d8 fp32 full" in facts["batch_sizes"].why
-    assert "forward/batch_invariant" not in record.metrics
-
-
-def test_another_batch_that_raises_ends_the_job(machine, tmp_path):
-    record = measured("unsteady.OtherBatchesRaise", machine, tmp_path, LONG, determinism=True, passes=FORWARD)
-    assert record.status == "error"
-    assert record.reason.startswith("b1 h2 s64 d8 fp32 full, of which row ")
-    assert record.reason.endswith("RuntimeError: a batch of two is expected")
 
 
 @pytest.mark.parametrize(("late_after", "compared"), [(0, 0), (5, 5)])
@@ -196,13 +156,6 @@ def test_a_promise_that_is_not_kept_has_a_status_of_its_own(machine, tmp_path):
     assert measured(backend | {"deterministic": True}, machine, tmp_path, passes=both).status == "ok"
 
 
-def test_the_calls_have_the_inputs_of_the_seed_again(machine):
-    record, prepared = measure_and_keep(make_request(case=LONG, determinism=True), machine)
-    assert record.status == "ok"
-    assert prepared.judge.fresh.written(prepared.judgements.seeded()) is None
-    assert set(prepared.calls_of(("forward", "backward"))) == {"forward", "backward"}
-
-
 def test_rivals_of_a_duel_are_compared_with_themselves(machine):
     requests = [
         replace(make_request(target, LONG, determinism=True, passes=FORWARD), job=target)
@@ -210,14 +163,6 @@ def test_rivals_of_a_duel_are_compared_with_themselves(machine):
     ]
     facts = [one.passes["forward"].bitwise["calls"].same for one in measure_interleaved(requests, machine)]
     assert facts == [True, False]
-
-
-def test_packed_sequences_change_places_and_are_computed_alone(machine, tmp_path):
-    case = replace(CASE, lengths=(5, 4, 7))
-    facts = found("fakes.Honest", machine, tmp_path, case)["forward"]
-    assert (facts["positions"].compared, facts["batch_sizes"].compared) == (2, 2)
-    # The formula's products over 16 keys, most of them hidden, have another order over those of one sequence.
-    assert facts["calls"].same is True
 
 
 def test_requests_with_more_keys_than_queries_change_places(machine, tmp_path):
@@ -230,96 +175,3 @@ def test_requests_with_more_keys_than_queries_change_places(machine, tmp_path):
 def test_of_a_block_only_calls_are_compared(machine, tmp_path):
     case = replace(CASE, workload="decoder_layer", mlp_dim=64, kv_heads=CASE.q_heads)
     assert list(found("fakes.Honest", machine, tmp_path, case)["forward"]) == ["calls"]
-
-
-@pytest.mark.parametrize("batch", [1, 2, 5, 16])
-def test_other_batches_have_each_row_elsewhere(batch):
-    case, dice = replace(CASE, batch=batch), Random(5)
-    inputs = make_inputs(case, "cpu", 1, with_gradients=True)
-    for other in other_positions(case, dice):
-        assert other.case == case
-        assert sorted(other.queries.places) == list(range(batch))
-        assert not any(place == at for at, place in enumerate(other.queries.places))
-    assert len(other_positions(case, dice)) == min(7, batch - 1)
-    sizes = other_sizes(case, dice)
-    assert {other.case.batch for other in sizes} == {1, 2, batch // 2, 2 * batch} - {0, batch}
-    for other in sizes:
-        made = other.inputs(inputs)
-        assert made.q_bhsd.requires_grad
-        for at, row in enumerate(other.queries.places):
-            assert torch.equal(made.k_bhsd[at], inputs.k_bhsd[row])
-            assert other.name("dk", (at, 0, 0, 0)) == f"row {row} in a batch of {other.case.batch}"
-
-
-@pytest.mark.parametrize(
-    ("lengths", "kv_lengths"),
-    [((16,), None), ((5, 11), None), ((5, 4, 7), None), ((8, 8), None), ((2, 1, 1), (6, 9, 4)), ((1, 1), (3, 5))],
-)
-def test_other_orders_of_packed_sequences(lengths, kv_lengths):
-    keys = kv_lengths or lengths
-    case = replace(CASE, lengths=lengths, kv_lengths=kv_lengths, q_len=sum(lengths), kv_len=sum(keys))
-    inputs = make_inputs(case, "cpu", 1, with_gradients=False)
-    others = [*other_positions(case, Random(5)), *other_sizes(case, Random(5))]
-    for other in others:
-        made = other.inputs(inputs)
-        sides = (
-            ("q", other.case.lengths, lengths, made.q_bhsd, inputs.q_bhsd),
-            ("dv", other.case.kv_lengths or other.case.lengths, keys, made.v_bhsd, inputs.v_bhsd),
-        )
-        for name, parts, of_usual, tensor, usual in sides:
-            begin = 0
-            assert sum(parts) == tensor.shape[2]
-            for length in parts:
-                which = int(other.name(name, (0, 0, begin, 0)).split()[1])
-                assert of_usual[which] == length
-                start = sum(of_usual[:which])
-                assert torch.equal(tensor[:, :, begin : begin + length], usual[:, :, start : start + length])
-                begin += length
-    assert bool(others) == (len(lengths) > 1)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn])
-@pytest.mark.parametrize("transposed", [False, True])
-def test_differences_are_those_of_a_search_element_by_element(dtype, transposed):
-    generator = torch.Generator().manual_seed(3)
-    one = torch.randn(2, 3, 5, 7, generator=generator).to(dtype)
-    other = one.clone()
-    integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[dtype.itemsize]
-    changed = [(0, 2, 1, 3), (1, 0, 0, 0), (1, 2, 4, 6)]
-    for index in changed:
-        one.view(integer)[index] ^= 1
-    if transposed:
-        one, other = one.transpose(1, 2), other.transpose(1, 2)
-        changed = sorted((a, c, b, d) for a, b, c, d in changed)
-    compared = Compared.of(one, other)
-    (numbers,) = first_differences([compared])
-    told = difference(compared, numbers, "out", "call 2")
-    assert (told.elements, told.elements_of, told.index) == (3, 210, changed[0])
-    assert told.value.startswith(f"{one[changed[0]].float().item():.9g} (0x")
-    assert told.usual.startswith(f"{other[changed[0]].float().item():.9g} (0x")
-    assert told.max_abs == pytest.approx((one.float() - other.float()).abs().max().item(), rel=1e-2)
-    assert difference(compared, first_differences([Compared.of(other, other)])[0], "out", "") is None
-
-
-def test_places_are_those_of_a_flattened_tensor():
-    for place in range(24):
-        assert torch.arange(24).view(2, 3, 4)[index_of(place, (2, 3, 4))].item() == place
-
-
-@pytest.mark.parametrize(
-    ("facts", "value"),
-    [
-        ((), None), ((None,), None), ((True,), 1.0), ((False,), 0.0), ((True, None), None), ((None, False), 0.0),
-        ((True, False), 0.0), ((True, True), 1.0),
-    ],
-)  # fmt: skip
-def test_a_fact_of_several_ways_holds_if_all_do(facts, value):
-    known = {str(index): Bitwise(same=same) for index, same in enumerate(facts)}
-    assert holds(known, "0", "1", "2") == value
-
-
-def test_asking_for_it_makes_another_job_and_not_asking_leaves_the_one_that_was():
-    def identity(**options):
-        return _identity(CASE, {"_target_": "x.Y"}, replace(fakes.MEASURING, **options), Compile(), True, "cpu")
-
-    assert identity() == identity(determinism=False) != identity(determinism=True)

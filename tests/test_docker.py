@@ -8,7 +8,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 # Each with the folder that it is built in.
@@ -70,15 +69,6 @@ def test_all_that_the_package_is_built_from_is_copied():
     needed = {"pyproject.toml", project["project"]["readme"], *project["project"]["license-files"]}
     assert needed | set(wheel["packages"]) | set(wheel["force-include"]) <= copied
     extras = set(project["project"]["optional-dependencies"])
-    texts = (ROOT / "docker/Dockerfile").read_text() + (ROOT / "docs/docker.md").read_text()
+    texts = (ROOT / "docker/Dockerfile").read_text() + (ROOT / "docs/clusters.md").read_text()
     named = {extra for found in re.findall(r"EXTRAS=([\w,]+)", texts) for extra in found.split(",")}
     assert named and named <= extras
-
-
-def test_the_compose_file_builds_from_a_file_that_is_there():
-    services = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())["services"]
-    built = [service["build"] for service in services.values() if "build" in service]
-    assert [build["dockerfile"] for build in built] == ["server.Dockerfile"]
-    assert (ROOT / "docker" / built[0]["dockerfile"]).is_file()
-    for service in services.values():
-        assert "build" in service or re.fullmatch(r"[\w/]+:\d[\w.-]+", service["image"])

@@ -4,7 +4,6 @@ import ast
 import importlib.util
 import re
 import shlex
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -21,18 +20,19 @@ from attn_exp.commands.compare import main as compare_main
 from attn_exp.commands.duel import COMMAND as DUEL
 from attn_exp.commands.duel import rivals_of
 from attn_exp.commands.explain import main as explain_main
+from attn_exp.commands.log import main as log_main
 from attn_exp.compare import FORMATS
 from attn_exp.compare.changes import VERDICTS
 from attn_exp.config.compose import compose_config, resolved_config
 from attn_exp.config.request import request_from_config
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.errors import UserError
-from attn_exp.core.flags import FLAGS
-from attn_exp.core.metrics import METRICS
-from attn_exp.core.nvml import GpuInfo
+from attn_exp.core.host import nvml
+from attn_exp.core.host.nvml import GpuInfo
+from attn_exp.core.record.flags import FLAGS
+from attn_exp.core.record.metrics import METRICS
 from attn_exp.results.read import read_folder
 from attn_exp.results.table import csv_text
-from attn_exp.run import session
 from attn_exp.sweep.product import parsed_combinations
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -117,42 +117,21 @@ def test_the_figures_in_the_pages_are_those_of_the_results(embed):
         text = TEXTS[page.relative_to(ROOT).as_posix()]
         assert embed.embedded(text) == text, f"{page.name} is not up to date: run python docs/embed.py"
         blocks += text.count("<!-- end -->")
-    # README.md, two of docs/evidence.md, four of docs/cases.md, one each of intervals, stopping, backends, metrics,
-    # statuses and timers.
-    assert blocks == 13
-
-
-def test_the_fastest_backends_are_bold_with_those_too_close_to_call(embed, tmp_path):
-    columns = "status,backend,batch,q_heads,q_len,head_dim,causal,flags,gpu_uuid"
-    for side in ("forward", "backward"):
-        columns += f",{side}/tflops,{side}/time_us,{side}/time_low_us,{side}/time_high_us,{side}/rounds"
-    rows = [
-        "ok,slow,1,2,4096,64,True,,G,100,10,9.99,10.01,40,100,10,9.99,10.01,40",
-        "ok,fast,1,2,4096,64,True,,G,110,9,8.99,9.01,40,101,9.95,9.94,9.96,40",  # 1.005 x is within 1 %, 1.1 x is not
-        "ok,capped,1,2,4096,64,True,power_capped,H,107,9.28,9.18,9.38,40,50,20,19,21,40",  # 3.06 %; the limit is 3.12 %
-        "error,broken,1,2,4096,64,True,,G,,,,,,,,,,",
-    ]
-    (tmp_path / "table.csv").write_text("\n".join([columns, *rows]))
-    lines = embed.fastest(tmp_path / "table.csv").splitlines()
-    assert lines[0] == "| shape | mask | pass | `fast` | `slow` | `capped` |"
-    assert lines[2] == "| 1 x 2 x 4,096 x 64 | causal | forward | **110** | 100 | **107** |"
-    assert lines[3] == "| 1 x 2 x 4,096 x 64 | causal | backward | **101** | **100** | 50 |"
-    assert lines[-1] == (
-        "Fastest, of 2 rows: `fast`, `capped` (too close to call) in 1; `slow`, `fast` (too close to call) in 1."
-    )
+    # README.md, one each of docs/cases.md, the doctor, the sweep's cost, backends, metrics, statuses and timers.
+    assert blocks == 8
 
 
 def test_the_readme_answers_in_its_first_screen():
     lines = TEXTS["README.md"].splitlines()
     assert len(lines) < 200
     first = "\n".join(lines[:40])
-    assert "make demo" in first and "make test" in first and "Fastest, of 12 rows" in first
+    assert "make demo" in first and "make test" in first and "fa4 is fastest in 11 of 12" in first
 
 
 def test_the_pages_and_the_help_say_how_long_the_doctor_takes(capsys):
     seconds = sum(map(int, re.findall(r"\[(\d+) s\]", (ROOT / "results/h200/doctor/doctor.txt").read_text())))
-    assert f"the ten checks took {seconds} s" in TEXTS["docs/duels.md"]
-    assert 90 < seconds < 240 and "1.5 to 4 minutes on a GPU" in " ".join(TEXTS["docs/duels.md"].split())
+    assert f"the ten checks took {seconds} s" in TEXTS["docs/comparing.md"]
+    assert 90 < seconds < 240 and "1.5 to 4 minutes on a GPU" in " ".join(TEXTS["docs/comparing.md"].split())
     assert dispatch(["doctor", "--help"]) == 0
     assert "1.5 to 4 minutes" in " ".join(capsys.readouterr().out.split())
 
@@ -173,6 +152,25 @@ def test_the_pictures_are_small_and_all_shown():
     assert all(path.stat().st_size < 200_000 for path in (ROOT / "docs/pictures").iterdir())
 
 
+def test_the_documentation_is_short_and_its_sentences_are_plain():
+    spec = importlib.util.spec_from_file_location("words", ROOT / "bench" / "words.py")
+    words = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(words)
+    pages = [text for name, text in TEXTS.items() if name.startswith("docs/")]
+    assert len(pages) <= 22 and sum(len(text.split()) for text in pages) <= 26_000
+    sentences = [sentence for text in pages for sentence in words.sentences(text)]
+    assert sum(bool(words.INVERTED.match(sentence)) for sentence in sentences) < 0.01 * len(sentences)
+    assert sum(len(sentence.split()) > words.LONG for sentence in sentences) < 0.02 * len(sentences)
+
+
+def test_the_first_page_shows_what_each_of_its_commands_prints():
+    five_minutes, _, _ = TEXTS["docs/getting_started.md"].partition("## Other ways to install")
+    blocks = re.findall(r"```(\w+)\n(.*?)```", five_minutes, re.DOTALL)
+    for (kind, text), (following, _) in zip(blocks, [*blocks[1:], ("", "")], strict=True):
+        if kind == "python" or (kind == "bash" and not text.startswith("pip ")):
+            assert following == "text", text
+
+
 def test_there_are_commands_to_test():
     assert len(of_command("run")) > 15
     assert all(of_command(name) for name in COMMANDS if name != "worker")
@@ -188,7 +186,7 @@ def test_the_pages_use_the_command_and_not_its_modules():
 def test_every_command_composes(arguments, tmp_path, monkeypatch):
     write_examples(tmp_path)
     typed = inprocess.typed(monkeypatch, tmp_path)
-    monkeypatch.setattr(session, "visible_gpus", lambda: [GPU])
+    monkeypatch.setattr(nvml, "list_gpus", lambda: [GPU])
     # As on a host from which one submits to Slurm.
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     code, out, err = typed(*arguments, *(["dry_run=true"] if "--help" not in arguments else []))
@@ -229,17 +227,6 @@ def sweeps_to_compare(folder):
                    for backend, us in (("flash", 100.0), ("cudnn", 80.0))]  # fmt: skip
         sweeps.write(folder / "multirun" / name, records)
     (folder / "figures.csv").write_text("library,seq_len,tflops\nFA2,4096,300\n")
-    (folder / "mlruns").mkdir()
-    with sqlite3.connect(folder / "mlruns" / "mlflow.db") as database:
-        database.executescript(
-            """CREATE TABLE experiments (experiment_id, name); INSERT INTO experiments VALUES (1, 'attn_exp');
-            CREATE TABLE runs (run_uuid, experiment_id, artifact_uri, lifecycle_stage, start_time);
-            CREATE TABLE tags (key, value, run_uuid);"""
-        )
-        for job in (folder / "multirun" / "first").iterdir():
-            database.execute("INSERT INTO runs VALUES (?, 1, ?, 'active', 0)", (job.name, str(job)))
-            for tag in (("attn_exp.kind", "job"), ("attn_exp.sweep", "first")):
-                database.execute("INSERT INTO tags VALUES (?, ?, ?)", (*tag, job.name))
 
 
 @pytest.mark.parametrize("arguments", [words for words in of_command("compare") if words != ["--help"]], ids=" ".join)
@@ -248,6 +235,9 @@ def test_every_comparison_runs(arguments, tmp_path, monkeypatch, capsys):
     sweeps_to_compare(tmp_path)
     if {"against=main", "replace=true"} & set(arguments):
         attn_exp.load("first").save("main")
+    if any(word.startswith("uri=") for word in arguments):
+        assert log_main(["first"]) == 0
+        capsys.readouterr()
     assert compare_main(arguments) == 0
     assert capsys.readouterr().out or next(tmp_path.glob("*.[hm]*")).read_text()
 
@@ -306,8 +296,7 @@ def message_texts():
     """Return all strings of the package's modules as one text; a line break stands for what is filled in."""
     strings = []
     for path in (ROOT / "attn_exp").rglob("*.py"):
-        # That one quotes messages of the others.
-        for node in ast.walk(ast.parse(path.read_text())) if path.name != "troubles.py" else ():
+        for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 strings.append(node.value)
     return "\n".join(strings)
@@ -331,7 +320,7 @@ def test_every_message_of_the_page_is_one_of_the_program():
 
 def test_every_flag_is_explained():
     for flag, (mark, _) in FLAGS.items():
-        assert f"| `{mark}` | `{flag}`" in TEXTS["docs/metrics.md"], flag
+        assert f"| {f'`{mark}`' if mark else ''} | `{flag}`" in TEXTS["docs/metrics.md"], flag
 
 
 def test_every_option_and_key_is_explained():

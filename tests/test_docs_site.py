@@ -10,12 +10,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {
-    "README.md": "# Home\n\n[guide](docs/guide.md#use), [code](attn_exp/core/case.py)\n",
-    "docs/guide.md": "# Guide\n\n## Use\n\n[code](../attn_exp/core/case.py), [changes](../CHANGELOG.md), ![](a.png)\n",
+    "README.md": "# Home\n\n[guide](docs/guide.md#use), [code](attn_exp/cli.py)\n",
+    "docs/guide.md": "# Guide\n\n## Use\n\n[code](../attn_exp/cli.py), [changes](../CHANGELOG.md), ![](a.png)\n",
     "CHANGELOG.md": "# Changelog\n\n[home](README.md), [data](results/table.csv)\n",
     "docs/a.png": "",
     "docs/embed.py": "",
-    "attn_exp/core/case.py": "class Case: ...\n",
+    "attn_exp/cli.py": "class Case: ...\n",
     "attn_exp/core/unlinked.py": "",
     "results/table.csv": "a,b\n",
 }
@@ -31,7 +31,7 @@ def build(folder, **pages):
     (folder / "mkdocs.yml").write_text(settings.replace("name: material", "name: mkdocs"))
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build"], cwd=folder, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
 
@@ -49,9 +49,9 @@ def test_links_out_of_docs_lead_to_copies_of_the_files(tmp_path):
     site = tmp_path / "site"
     linked = {path.relative_to(site).as_posix() for page in site.rglob("index.html") for path in targets(page)}
     pages = {"index.html", "docs/guide/index.html", "CHANGELOG/index.html"}
-    assert linked >= {*pages, "attn_exp/core/case.py.txt", "results/table.csv.txt", "docs/a.png"}
+    assert linked >= {*pages, "attn_exp/cli.py.txt", "results/table.csv.txt", "docs/a.png"}
     assert [name for name in linked if not (site / name).is_file()] == []
-    assert (site / "attn_exp/core/case.py.txt").read_text() == PAGES["attn_exp/core/case.py"]
+    assert (site / "attn_exp/cli.py.txt").read_text() == PAGES["attn_exp/cli.py"]
     assert not list(site.rglob("unlinked*")) and not list(site.rglob("embed*"))
 
 

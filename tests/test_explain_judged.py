@@ -2,12 +2,11 @@
 
 from dataclasses import replace
 
-import pytest
 import sweeps
 
 from attn_exp.commands.explain import main
-from attn_exp.core.judged import Form, Judged
-from attn_exp.core.record import Traced
+from attn_exp.core.record.checked import Form, Judged
+from attn_exp.core.record.record import Traced
 from attn_exp.core.text import WIDTH
 from attn_exp.explain.judged import judged_lines
 
@@ -23,10 +22,10 @@ JUDGED = (
     ),
     Judged(call="hard", passes=BOTH, inputs="hard", largest_score=93.1, rows=65536, rows_of=65536, heads=64),
     Judged(
-        call="drawn", passes=("forward",), index=37, of=1200, inputs=CHANGED, largest_score=5.0, rows=2048,
+        call="timed", passes=("forward",), index=3, inputs=CHANGED, largest_score=5.0, rows=2048,
         rows_of=65536, heads=64, form={"out": replace(FORM, strides=(1, 2, 3, 4))},
     ),
-    Judged(call="last", passes=("backward",), index=901, of=901, inputs=CHANGED, rows=65536, rows_of=65536, heads=64),
+    Judged(call="timed", passes=("backward",), index=1, inputs=CHANGED, rows=65536, rows_of=65536, heads=64),
 )  # fmt: skip
 SOURCE = {"module": "pkg.mine", "sha256": "1a2b3c4" + "f" * 57, "files": "3", "commit": "c" * 40, "changes": "none"}
 
@@ -42,8 +41,8 @@ def record(**changes):
 
 def test_four_lines_say_what_was_judged():
     assert judged_lines(record()) == [
-        "calls: first on normal(0, 1); hard on hard; drawn fwd (37 of 1,200), last bwd (901 of 901) on "
-        "normal(0, 1), signs changed",
+        "calls: first on normal(0, 1); hard on hard; timed fwd (block 3), timed bwd (block 1) on normal(0, 1), signs "
+        "changed",
         "of each: 2,048 of 65,536 rows in 64 heads, scores up to 93.10; torch.Tensor out bfloat16 strides "
         "(1, 2, 3, 4); dq, dk, dv bfloat16 strides (2097152, 131072, 128, 1)",
         "kernels on streams 7, 13: sum, union and span fwd 268.2, 267.2, 269.2 us; bwd 837.5, 836.5, 838.5 us",
@@ -56,13 +55,11 @@ def test_an_output_that_the_next_forward_overwrites_is_told():
     assert judged_lines(static)[0] == (
         "calls: first on normal(0, 1); hard (a later forward overwrites the output) on hard"
     )
-    added = replace(static, judged=(JUDGED[0], replace(JUDGED[1], gradients_overwritten=True)))
-    assert judged_lines(added)[0] == (
-        "calls: first on normal(0, 1); hard (a later backward overwrites gradients) on hard"
-    )
+    hides = replace(static, judged=(JUDGED[0], replace(JUDGED[1], hides_nan=True)))
+    assert judged_lines(hides)[0] == "calls: first on normal(0, 1); hard (it hides a NaN of the inputs) on hard"
     refused = replace(static, judged=(JUDGED[0], replace(JUDGED[1], strides_refused=True)))
     assert judged_lines(refused)[0] == (
-        "calls: first on normal(0, 1); hard (its backward refuses a gradient in the other layout) on hard"
+        "calls: first on normal(0, 1); hard (its backward refuses a gradient in another layout) on hard"
     )
     kept = replace(static, judged=(JUDGED[0], replace(JUDGED[1], strides_kept=True)))
     assert judged_lines(kept)[0] == (
@@ -79,17 +76,6 @@ def test_what_is_not_known_is_left_out():
     assert looked.startswith("of each: all 65,536 rows; torch.Tensor out, dq, dk, dv bfloat16 strides (")
     assert source == "source: attn_exp's own"
     assert judged_lines(replace(own, judged=())) == []
-
-
-@pytest.mark.parametrize("facts", [{"sha256": "a" * 64}, SOURCE | {"package": "mine==1.2", "changes": "uncommitted"}])
-def test_a_source_is_shown_as_far_as_it_is_known(facts):
-    made = record()
-    line = judged_lines(replace(made, request=replace(made.request, source=facts)))[-1]
-    assert line.startswith(f"source: {facts['sha256'][:7]} (")
-    assert line.endswith(
-        "file" if "files" in facts and facts["files"] == "1" else ("-dirty" if len(facts) > 2 else ")")
-    )
-    assert ("mine==1.2" in line) == ("package" in facts)
 
 
 def test_work_that_is_not_waited_for_and_calls_that_differ_are_told():

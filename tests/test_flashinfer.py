@@ -14,7 +14,7 @@ from attn_exp.backends import flashinfer
 from attn_exp.backends.base import load_backend, supported_passes
 from attn_exp.backends.flashinfer import FlashInfer
 from attn_exp.backends.package import Unavailable
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 
 CASE = Case(
     batch=2, q_heads=4, kv_heads=2, q_len=12, kv_len=20, head_dim=64, value_dim=64, dtype="bfloat16", causal=True

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from strategies import cases, packed_cases
 
 from attn_exp.attention.formula import hidden_keys
-from attn_exp.core.case import DTYPE_BYTES, Case
-from attn_exp.core.flops import compulsory_bytes, flops, flops_sdpa_convention, seen_keys, unmasked_pairs
+from attn_exp.core.case.case import DTYPE_BYTES, Case
+from attn_exp.core.case.flops import compulsory_bytes, flops, flops_sdpa_convention, seen_keys, unmasked_pairs
 
 SQUARE = Case(
     batch=2, q_heads=16, kv_heads=16, q_len=1024, kv_len=1024, head_dim=128, value_dim=128, dtype="bfloat16"
@@ -50,19 +50,19 @@ def bytes_of(case: Case, direction: str) -> int:
     return compulsory_bytes(case, direction, saves_lse=True)
 
 
-@settings(max_examples=400)
+@settings(max_examples=100)
 @given(cases())
 def test_pairs_equal_a_count_of_the_mask(case):
     assert unmasked_pairs(case) == visible(case).sum()
 
 
-@settings(max_examples=400)
+@settings(max_examples=100)
 @given(cases())
 def test_seen_keys_equal_the_columns_of_the_mask_that_are_not_empty(case):
     assert seen_keys(case) == visible(case).any(axis=0).sum()
 
 
-@settings(max_examples=400)
+@settings(max_examples=100)
 @given(packed_cases())
 def test_packed_sequences_and_requests_have_the_masks_of_each(case):
     mask = visible_of_packed(case)
@@ -71,39 +71,13 @@ def test_packed_sequences_and_requests_have_the_masks_of_each(case):
     assert np.array_equal(~hidden_keys(case, 0, case.q_len, torch.device("cpu")).numpy(), mask)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(cases(longest=10, largest_dim=6))
 def test_flops_equal_a_count_of_multiplications_and_additions(case):
     pairs = case.batch * case.q_heads * int(visible(case).sum())
     over_head_dim, over_value_dim = 2 * pairs * case.head_dim, 2 * pairs * case.value_dim
     assert flops(case, "forward") == over_head_dim + over_value_dim  # q kT, p v
     assert flops(case, "backward") == 3 * over_head_dim + 2 * over_value_dim  # q kT again, ds k, dsT q; pT dO, dO vT
-
-
-def test_known_figures():
-    assert unmasked_pairs(replace(SQUARE, causal=True)) == 1024 * 1025 // 2
-    assert flops(SQUARE, "forward") == 4 * 2 * 16 * 1024**2 * 128
-    assert flops(SQUARE, "backward") == 2.5 * flops(SQUARE, "forward")
-    decode = replace(SQUARE, q_len=1, causal=True)
-    assert unmasked_pairs(decode) == 1024
-    assert unmasked_pairs(replace(decode, align="top_left")) == 1
-
-
-def test_grouped_heads_save_bytes_and_not_operations():
-    grouped = replace(SQUARE, kv_heads=4)
-    assert flops(grouped, "forward") == flops(SQUARE, "forward")
-    saved = bytes_of(SQUARE, "forward") - bytes_of(grouped, "forward")
-    assert saved == 2 * 2 * (16 - 4) * 1024 * (128 + 128)
-
-
-@given(cases())
-def test_counts_are_whole_numbers_that_scale_with_the_batch(case):
-    double = replace(case, batch=2 * case.batch)
-    for direction in ("forward", "backward"):
-        assert isinstance(flops(case, direction), int)
-        assert flops(double, direction) == 2 * flops(case, direction)
-        assert flops_sdpa_convention(double, direction) == 2 * flops_sdpa_convention(case, direction)
-        assert bytes_of(double, direction) == 2 * bytes_of(case, direction)
 
 
 def test_sdpa_convention_is_that_of_pytorchs_benchmark():

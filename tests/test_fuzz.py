@@ -1,6 +1,5 @@
 """Good input, mutated: a clear error or a right answer, and nothing else. `make fuzz` tries ten thousand of each."""
 
-import json
 import tempfile
 from pathlib import Path
 
@@ -15,29 +14,23 @@ from hypothesis import strategies as st
 from mutations import attempt, contents, mutated, texts, trees
 
 from attn_exp.commands.compare import COMMAND, choice_of
+from attn_exp.compare.answer import chosen
 from attn_exp.compare.choice import Choice
-from attn_exp.compare.where import chosen
 from attn_exp.config.check import explain_error, is_of_composing
 from attn_exp.config.compose import prepare_hydra, resolved_config
 from attn_exp.config.request import request_from_config
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.errors import RecordError, UserError
-from attn_exp.core.record import Record
-from attn_exp.core.record_file import FILE_NAME, read_record
-from attn_exp.core.request import REQUEST_NAME, Request, read_requests
+from attn_exp.core.record.request import REQUEST_NAME, Request, read_requests
 from attn_exp.results.cell import ChosenMetric, cells_of
-from attn_exp.results.result import Result, decode, result_of
-from attn_exp.results.table import csv_text, job_line, table
 from attn_exp.run.session import Session
 from attn_exp.sweep.product import Composer
-from attn_exp.tracking.base import metrics, params, run_name, samples_csv, tags
 
 RECORDS = [
     make_record(),
     sweeps.job("flash"),
     make_record(status="crashed", reason="because", passes={}, metrics={}, request=make_request()),
 ]
-FILES = [(json.loads(content), content) for content in map(msgspec.json.encode, RECORDS)]
 JOBS = [(msgspec.to_builtins(record.request), msgspec.yaml.encode(record.request)) for record in RECORDS[:2]]
 
 
@@ -45,36 +38,6 @@ JOBS = [(msgspec.to_builtins(record.request), msgspec.yaml.encode(record.request
 def folder():
     with tempfile.TemporaryDirectory() as name:
         yield Path(name)
-
-
-@mutated()
-@given(st.sampled_from(FILES).flatmap(lambda file: contents(*file)))
-def test_a_mutated_record_is_refused_or_can_be_shown_and_stored(folder, content):
-    (folder / FILE_NAME).write_bytes(content)
-    record, refusal = attempt(lambda: read_record(folder), RecordError)
-    if refusal is not None:
-        assert FILE_NAME in refusal
-        return
-    assert isinstance(record, Record)
-    results = [result_of(record), result_of(RECORDS[1])]
-    assert job_line(results[0])
-    assert record.status in table(results)
-    assert record.status in csv_text(results)
-    assert all(isinstance(value, str) for value in (params(record.request) | tags(record)).values())
-    assert all(isinstance(value, float) for value in metrics(record).values())
-    assert run_name(record) and samples_csv(record)
-
-
-@mutated()
-@given(st.sampled_from(FILES).flatmap(lambda file: contents(*file)))
-def test_a_mutated_record_is_refused_or_can_be_compared(content):
-    path = Path("multirun/s/job") / FILE_NAME
-    result, refusal = attempt(lambda: decode(content, path), RecordError)
-    if refusal is not None:
-        assert str(path) in refusal
-        return
-    assert isinstance(result, Result)
-    assert cells_of([result], ChosenMetric()) is not None
 
 
 @mutated()
@@ -119,7 +82,7 @@ def test_a_mutated_filter_is_refused_or_chooses_among_what_is_there(cells, text)
 
 ASKED = [
     "first", "against=old", "baseline=flash", "by=dtype,causal", "margin=3%", "rows=20", "format=json",
-    "--fail-if-slower=3%", "history", "sweep=first", "published=true", "sort=time_us", "metric=tflops", "spread=1%",
+    "--fail-if-slower=3%", "history", "sort=time_us", "metric=tflops", "spread=1%",
     "where=causal", "multirun/first", "plots=true", "anyway=true",
 ]  # fmt: skip
 

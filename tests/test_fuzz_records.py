@@ -1,15 +1,12 @@
-"""Mutated records among good ones, through compare, explain, log and the API, beside numbers computed apart.
+"""Mutated records among good ones, through compare, explain and the API, beside numbers computed apart.
 
 Nothing may end in a traceback or in exit 1, the code of a regression; a good record counts as before; and of what is
-shown, ratios and order are those of the times in the files. `make fuzz` tries ten thousand; with MLflow's database a
-thousand, of 0.3 s each.
+shown, ratios and order are those of the times in the files. `make fuzz` tries ten thousand.
 """
 
-import contextlib
 import itertools
 import json
 import math
-import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,17 +23,13 @@ from rich_records import rich
 from attn_exp import compare, load
 from attn_exp.commands.compare import main as compare_main
 from attn_exp.commands.explain import main as explain_main
-from attn_exp.commands.log import main as log_main
 from attn_exp.compare.rivals import Rivals
 from attn_exp.core.errors import RecordError, UserError
-from attn_exp.core.record import Record
-from attn_exp.core.record_file import FILE_NAME, read_record
-from attn_exp.core.status import STATUSES
+from attn_exp.core.record.file import FILE_NAME, read_record
+from attn_exp.core.record.record import Record
 from attn_exp.results.read import read_folder
 from attn_exp.results.table import csv_text, job_line, table
 from attn_exp.tracking.base import metrics, params, run_name, samples_csv, tags
-from attn_exp.tracking.job_page import ended_at
-from attn_exp.tracking.runs import FINISHED_AT, JOB
 
 RECORDS = [
     rich(sweeps.job("flash", 100.0, 250.0)),
@@ -50,13 +43,10 @@ MORE = [
     [], ["against=old"], ["against=old", "fail_if_slower=3%"], ["against=old", "anyway=true"],
     ["older", "old", "history=true"], ["by=dtype"],
     ["by=gpu_uuid,power_limit_w"], ["by=backend.block"], ["sort=gpu_uuid"], ["sort=-backend.block"],
-    ["sort=lengths"], ["metric=joules"], ["metric=error_out"], ["published=figures.csv"], ["baseline=flash"],
+    ["sort=lengths"], ["metric=joules"], ["metric=error_out"], ["baseline=flash"],
     ["where=power_limit_w > 1 or gpu_uuid != none"], ["where=gpu_uuid == 'GPU-1'"], ["where=lengths == none"],
 ]  # fmt: skip
 FORMS = ["table", "markdown", "csv", "json", "latex"]
-FIGURES = (
-    "source,gpu,library,pass,dtype,seq_len,head_dim,causal,tflops\npaper,H200,cuDNN,forward,bf16,1024,128,true,300\n"
-)
 
 
 def earlier(records: list[Record], days: float) -> list[Record]:
@@ -71,7 +61,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.chdir(folder)
         for name, days in (("first", 0), ("old", 1), ("older", 2)):
             sweeps.write(folder / "multirun" / name, earlier(RECORDS, days))
-        (folder / "figures.csv").write_text(FIGURES)
         yield folder
 
 
@@ -148,62 +137,6 @@ def test_a_mutated_record_stops_no_reader_and_changes_no_other(
         (job / FILE_NAME).write_bytes(good)
 
 
-def stored(database: Path) -> dict[tuple[str, str], tuple[str, str, dict[str, float]]]:
-    """Return a store's active runs by parent and job, read with SQL: when the job ended, status, metrics by name."""
-    with contextlib.closing(sqlite3.connect(database)) as store:
-        statuses = dict(store.execute("SELECT run_uuid, status FROM runs WHERE lifecycle_stage = 'active'"))
-        tags: dict[str, dict[str, str]] = {run: {} for run in statuses}
-        for run, key, value in store.execute("SELECT run_uuid, key, value FROM tags"):
-            tags.setdefault(run, {})[key] = value
-        values: dict[str, dict[str, float]] = {run: {} for run in statuses}
-        for run, key, value in store.execute("SELECT run_uuid, key, value FROM latest_metrics"):
-            values.setdefault(run, {})[key] = value
-    jobs = {run: (tags[run]["mlflow.parentRunId"], tags[run][JOB]) for run in statuses if JOB in tags[run]}
-    assert len(set(jobs.values())) == len(jobs)
-    return {job: (tags[run][FINISHED_AT], statuses[run], values[run]) for run, job in jobs.items()}
-
-
-LOG = ["first", "tracker.uri=sqlite:///m/m.db", "tracker.artifacts=m/files"]
-
-
-@pytest.fixture(scope="module")
-def store(world: Path) -> Path:
-    """A store of the good records."""
-    assert log_main(LOG) == 0
-    return world / "m" / "m.db"
-
-
-@mutated(4, share=0.1)
-@given(st.integers(0, len(RECORDS) - 1), st.data())
-def test_each_run_is_its_record_whatever_stands_among_them(
-    world: Path, store: Path, capsys_once: Any, which: int, data: st.DataObject
-) -> None:
-    content = data.draw(contents(json.loads(CONTENTS[which]), CONTENTS[which]))
-    folder = world / "multirun" / "first"
-    job = folder / RECORDS[which].request.job
-    (job / FILE_NAME).write_bytes(content)
-    try:
-        folders = [path for path in folder.iterdir() if path.is_dir()]
-        read = [attempt(lambda path=path: read_record(path), RecordError)[0] for path in folders]
-        # One that says it is another job's is left out, too.
-        records = [one for one, path in zip(read, folders, strict=True) if one and one.request.job == path.name]
-        broken = read_folder(folder).broken
-        # Exit 1 says that the store lacks something: it took all that was read.
-        assert log_main(LOG) == (3 if broken or len(records) < len(folders) else 0)
-        capsys_once()
-        runs = stored(store)
-        for record in records:
-            of_job = [run for (_, one), run in runs.items() if one == record.request.job]
-            found = [run for run in of_job if run[0] == ended_at(record)]
-            assert found or broken
-            for _, status, values in found:
-                assert status == ("FINISHED" if STATUSES[record.status].finished else "FAILED")
-                for name in {"forward/time_us", "backward/time_us"} & record.metrics.keys():
-                    assert values[name] == record.metrics[name]
-    finally:
-        (job / FILE_NAME).write_bytes(CONTENTS[which])
-
-
 @pytest.fixture
 def capsys_once(capsys: pytest.CaptureFixture[str]) -> Any:
     """Return a function that checks what was printed since it was last called."""
@@ -215,16 +148,6 @@ def capsys_once(capsys: pytest.CaptureFixture[str]) -> Any:
         assert not any(ord(letter) < 32 and letter not in "\n\t" for letter in out + err)
 
     return check
-
-
-def test_the_good_ones_are_ranked_by_their_times(world: Path) -> None:
-    folder = world / "multirun" / "first"
-    rivals = compare(load("first"))
-    files = {path.parent.name: path.read_bytes() for path in folder.glob(f"*/{FILE_NAME}")}
-    check_against_files(rivals, files)
-    ranked = [(row.cell.direction, row.cell.result.label) for row in rivals.rows if row.gain is not None]
-    assert {label for _, label in ranked} == {"flash", "cudnn", "math"}
-    assert len(ranked) == 6
 
 
 @mutated(40)

@@ -11,15 +11,12 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from attn_exp.attention.alike import alike_inputs
 from attn_exp.attention.error import inaccuracy
 from attn_exp.attention.expected import expected
-from attn_exp.attention.formula import formula, hidden_keys, masked
-from attn_exp.attention.fused_formula import fused_formula
+from attn_exp.attention.formula import formula, hidden_keys
 from attn_exp.attention.hard_values import KINDS, draw
 from attn_exp.attention.inputs import make_inputs
-from attn_exp.attention.verdict import verdict
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 
 DTYPES = ("bfloat16", "float16", "float32")
 MASKS = (
@@ -30,7 +27,7 @@ MASKS = (
     {"causal": True, "softcap": 50.0},
     {"causal": False, "softcap": 30.0},
 )
-SEEDS = range(2)
+SEEDS = range(1)
 
 
 def case_of(dtype="bfloat16", **more):
@@ -39,7 +36,7 @@ def case_of(dtype="bfloat16", **more):
 
 
 def mask_of(case):
-    return hidden_keys(case, 0, case.q_len, torch.device("cpu")) if masked(case) else None
+    return hidden_keys(case, 0, case.q_len, torch.device("cpu")) if not case.dense else None
 
 
 def hard(case, seed, kind="mixed", *, with_gradients=False):
@@ -193,105 +190,6 @@ def test_honest_formulas_stay_within_the_tolerances(dtype, kind):
         for function in honest(case):
             errors = {name: judge(name, tensor) for name, tensor in tensors_of(function, inputs).items()}
             assert inaccuracy(errors) is None, (mask, function)
-
-
-def test_tolerances_on_mixed_values_stay_narrow():
-    for dtype, most in (("bfloat16", 0.06), ("float16", 0.006), ("float32", 1e-3)):
-        case = case_of(dtype, causal=True)
-        allowed = expected(case, hard(case, 3), with_gradients=False).tolerances["out"]
-        assert allowed.relative < most
-
-
-def test_scores_are_what_the_kinds_promise():
-    case = case_of("float32", causal=False)
-
-    def scores(kind):
-        inputs = hard(case, 5, kind)
-        return scores_of(case, *inputs.qkv[:2])
-
-    assert 4 < scores("sharp").std() < 6
-    rows = scores("negative").amax(-1)
-    assert rows.max() < -20
-    assert rows.min() < -350
-    assert scores("positive").amax() > 400
-    assert scores("abyss").amax() < -2e4
-    assert scores("constant").std(-1).max() < 1e-5
-    assert 0.5 < scores("sinks").softmax(-1)[..., 0].mean() < 0.99
-    capped = case_of("float32", causal=False, softcap=50.0)
-    assert (scores_of(capped, *hard(capped, 5, "sharp").qkv[:2]).abs() > 50).float().mean() > 0.02
-
-
-def test_keys_of_zeros_are_in_some_heads_and_never_both_of_a_pair():
-    for kv_heads in (1, 2, 5):
-        case = case_of("float32", q_heads=kv_heads, kv_heads=kv_heads)
-        found = set()
-        for seed in range(12):
-            zeros = (hard(case, seed).k_bhsd == 0).all(-1)[0]
-            assert not (zeros[:, ::2] & zeros[:, 1::2]).any()
-            found.add(tuple(zeros.any(-1).tolist()))
-        # In heads of even indices deeply negative scores have no key of 0 beside them.
-        every_other = tuple(head % 2 == 1 for head in range(kv_heads))
-        assert found == ({(False,), (True,)} if kv_heads == 1 else {every_other})
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_channel_that_is_lost_beside_large_ones_is_named(dtype):
-    case = case_of(dtype, causal=True)
-    inputs = hard(case, 3, with_gradients=True)
-    wanted = expected(case, inputs, with_gradients=True)
-    results = tensors_of(partial(formula, case, mask_of(case)), inputs)
-    assert verdict(case, inputs, wanted, results, {}).wrong is None
-    for name in ("out", "dv"):
-        lost = results[name].clone()
-        # Two of three channels are larger, or smaller.
-        lost[..., 5] = 0.0
-        assert inaccuracy({name: wanted.judge(name, lost)}) is None
-        assert verdict(case, inputs, wanted, {name: lost}, {}).wrong.startswith(f"channel 5 of {name} is off")
-
-
-def test_magnitudes_reach_the_limits_of_the_dtype():
-    for dtype in DTYPES:
-        case, limits = case_of(dtype, value_dim=96), torch.finfo(getattr(torch, dtype))
-        v = hard(case, 1, "denormal").v_bhsd.abs()
-        assert ((v > 0) & (v < limits.tiny)).any()
-        assert hard(case, 1, "large").v_bhsd.abs().max() > (1e3 if dtype == "float16" else 1e8)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
-def test_hard_inputs_can_be_copied_into_the_normal_ones(kind, layout):
-    for dtype in (*DTYPES, "float8_e4m3fn"):
-        case = case_of(dtype, layout=layout)
-        like = make_inputs(case, "cpu", 1, with_gradients=False)
-        made = draw(kind, case, torch.Generator().manual_seed(2), like=like)
-        again = draw(kind, case, torch.Generator().manual_seed(2), like=like)
-        assert made.scales == like.scales
-        for tensor, normal, same in zip(
-            (*made.qkv, made.d_out), (*like.qkv, like.d_out), (*again.qkv, again.d_out), strict=True
-        ):
-            assert (tensor.shape, tensor.dtype, tensor.stride()) == (normal.shape, normal.dtype, normal.stride())
-            assert tensor.float().isfinite().all()
-            assert torch.equal(tensor.float(), same.float())
-
-
-@pytest.mark.parametrize("head_dim", [1, 2, 3, 8, 24, 256])
-def test_any_head_dim_and_length_has_hard_inputs(head_dim):
-    for q_len, kv_len in ((1, 1), (1, 77), (5, 9), (9, 5)):
-        case = case_of(q_len=q_len, kv_len=kv_len, head_dim=head_dim, causal=True, align="top_left")
-        like = make_inputs(case, "cpu", 1, with_gradients=False)
-        made = alike_inputs("mixed", case, like, 7).inputs
-        assert all(tensor.float().isfinite().all() for tensor in (*made.qkv, made.d_out))
-        assert fused_formula(case, made, with_gradients=False)["out"].isfinite().all()
-
-
-def test_fp8_has_tolerances_on_mixed_values_that_show_a_missing_maximum():
-    case = case_of("float8_e4m3fn", head_dim=128)
-    like = make_inputs(case, "cpu", 1, with_gradients=False)
-    inputs = alike_inputs("mixed", case, like, 3).inputs
-    found = expected(case, inputs, with_gradients=True)
-    numbers = inputs.numbers()
-    assert inaccuracy({"out": found.judge("out", no_maximum(case, *numbers.qkv))})
-    assert not inaccuracy({"out": found.judge("out", formula(case, None, *numbers.qkv))})
 
 
 def test_queries_of_zeros_alone_are_judged():

@@ -1,6 +1,6 @@
 import pytest
 
-from attn_exp.core.hardware import datasheet_peak
+from attn_exp.core.host.hardware import datasheet_peak
 
 
 @pytest.mark.parametrize(
@@ -9,16 +9,12 @@ from attn_exp.core.hardware import datasheet_peak
         ("NVIDIA B200", "B200", 2250, 8.0),
         ("NVIDIA GH200 480GB", "GH200", 989.4, 4.0),
         ("NVIDIA H200", "H200 SXM", 989.4, 4.8),
-        ("NVIDIA H200 NVL", "H200 NVL", 835.5, 4.8),
         ("NVIDIA H100 80GB HBM3", "H100 SXM", 989.4, 3.35),
         ("NVIDIA H100 NVL", "H100 NVL", 835.5, 3.9),
         ("NVIDIA H100 PCIe", "H100 PCIe", 756, 2.0),
         ("NVIDIA A100-SXM4-80GB", "A100 80GB", 312, 2.039),
-        ("NVIDIA A100 80GB PCIe", "A100 80GB", 312, 2.039),
         ("NVIDIA A100-SXM4-40GB", "A100 40GB", 312, 1.555),
-        ("NVIDIA A100-PCIE-40GB", "A100 40GB", 312, 1.555),
         ("NVIDIA L40S", "L40S", 362, 0.864),
-        ("NVIDIA L4", "L4", 121, 0.3),
     ],
 )
 def test_names_that_drivers_report_find_their_datasheet(device, name, half_tflops, tb_per_s):
@@ -38,10 +34,3 @@ def test_names_that_drivers_report_find_their_datasheet(device, name, half_tflop
 )
 def test_a_chip_that_is_not_in_the_table_has_no_peak_rather_than_anothers(device):
     assert datasheet_peak(device) is None
-
-
-def test_the_limit_of_float32_is_the_matrix_units_and_that_of_half_its_own_rate():
-    peak = datasheet_peak("NVIDIA H200")
-    assert peak.flops["float32"] == 67e12
-    assert peak.flops_limit("float32") == pytest.approx(494.7e12)
-    assert peak.flops_limit("bfloat16") == pytest.approx(989.4e12)

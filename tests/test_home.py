@@ -7,7 +7,7 @@ from pathlib import Path
 import cli
 import pytest
 
-from attn_exp.core.home import provide_home
+from attn_exp.core.host.home import provide_home
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("HOME", "")
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(Path, "home", no_home)
-    monkeypatch.setattr("attn_exp.core.home.tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("attn_exp.core.host.home.tempfile.tempdir", str(tmp_path))
     return tmp_path
 
 
@@ -41,12 +41,6 @@ def test_somebody_else_s_folder_is_no_home(nowhere: Path) -> None:
     provide_home()
     assert Path(os.environ["HOME"]).is_dir()
     assert Path(os.environ["HOME"]).name not in ("theirs", f"attn_exp-home-{os.getuid()}")
-
-
-def test_a_home_that_is_there_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/somewhere")
-    provide_home()
-    assert os.environ["HOME"] == "/somewhere"
 
 
 def test_a_sweep_of_a_user_without_an_entry_is_stored_and_drawn(

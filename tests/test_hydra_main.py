@@ -8,28 +8,22 @@ import sys
 
 import hydra
 import pytest
-import yaml
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 
 from attn_exp.config.compose import compose_config, prepare_hydra
 from attn_exp.config.hydra_main import hydra_main
-from attn_exp.config.overrides import overridden
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.errors import UserError
 
 QUESTIONS = [
     ["--help"],
-    ["--help", "--resolve"],
     ["--hydra-help"],
     ["--cfg", "job"],
-    ["--cfg", "all", "batch=3"],
     ["--cfg", "job", "--resolve", "sweep=s"],
     ["--cfg", "job", "--package", "model"],
-    ["--cfg=hydra"],
     ["--info", "defaults-tree"],
-    ["--info", "searchpath"],
     ["-sc", "query=bash"],
 ]
 
@@ -65,12 +59,9 @@ def test_a_question_is_answered_as_by_hydra(arguments, monkeypatch):
     ("arguments", "modes"),
     [
         ([], ["RUN"]),
-        (["-m", "hydra/sweeper=basic"], ["MULTIRUN"]),
         (["-m", "hydra/sweeper=basic", "batch=1,2"], ["MULTIRUN"] * 2),
         (["+experiment=table", "hydra.mode=RUN"], ["RUN"]),
-        (["hydra.mode=MULTIRUN", "hydra/sweeper=basic"], ["MULTIRUN"]),
         (["-m", "hydra.mode=RUN", "hydra/sweeper=basic"], ["MULTIRUN"]),
-        (["--run"], ["RUN"]),
     ],
     ids=str,
 )
@@ -78,12 +69,6 @@ def test_the_mode_is_the_flag_s_or_the_configuration_s(arguments, modes):
     heard = []
     hydra_main(arguments, lambda config: heard.append(HydraConfig.get().mode.name), "a_sweep")
     assert heard == modes
-
-
-def test_of_our_files_only_stored_sweeps_set_the_mode_which_is_not_asked_for_without_one():
-    files = [path for path in conf_folder().rglob("*.yaml") if path.parent.name != "experiment"]
-    trees = [yaml.safe_load(path.read_text()) or {} for path in files]
-    assert len(trees) > 30 and [(tree.get("hydra") or {}).get("mode") for tree in trees] == [None] * len(trees)
 
 
 def test_all_configurations_of_a_command_have_one_sweep_and_it_can_be_named():
@@ -117,10 +102,3 @@ def test_hydra_finds_the_sweeper_and_other_programs_import_nothing_of_ours():
     )
     ran = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert ran.stdout == "['hydra_plugins.attn_exp']\n"
-
-
-def test_an_override_is_known_by_its_key():
-    typed = ["-m", "+isolation.variables=[A=1]", "~seed", "hydra/launcher=ray", "--cfg=job"]
-    for key in ("-m", "isolation.variables", "seed", "hydra/launcher", "--cfg"):
-        assert overridden(typed, "nope", key)
-    assert not overridden(typed, "isolation", "A", "hydra")

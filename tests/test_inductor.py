@@ -9,13 +9,12 @@ from fakes import CASE, make_record, make_request
 from attn_exp.backends.eager import Eager
 from attn_exp.backends.package import Unavailable
 from attn_exp.config.request import chosen_profilers
-from attn_exp.core.profile import Profile, ProfiledKernel
-from attn_exp.core.record import CompileRecord
-from attn_exp.core.request import Compile
+from attn_exp.core.record.profile import Profile, ProfiledKernel
+from attn_exp.core.record.record import CompileRecord
+from attn_exp.core.record.request import Compile
 from attn_exp.profilers.base import Subject
 from attn_exp.profilers.inductor import Inductor
-from attn_exp.profilers.inductor_code import COLUMNS, read_generated, triton_columns
-from attn_exp.profilers.inductor_table import Bandwidth, read_bandwidth, row_of, table_csv
+from attn_exp.profilers.inductor_code import read_generated
 
 EAGER = {"_target_": "attn_exp.backends.eager.Eager", "name": "eager"}
 # As torch 2.11 writes it for a GPU, shortened.
@@ -155,11 +154,6 @@ def test_a_compilation_that_fails_the_second_time_is_said_and_leaves_its_log(tmp
     assert not (subject.folder / "scratch").exists()
 
 
-def test_an_option_that_is_none_is_refused():
-    with pytest.raises(TypeError, match="bandwidth='often' is neither true nor false"):
-        Inductor("inductor", bandwidth="often")
-
-
 def test_the_kernels_of_a_gpu_are_read_from_their_code():
     (gelu, norm), external = read_generated(OUTPUT)
     assert external == {"extern_kernels.mm": 2}
@@ -188,45 +182,6 @@ def test_the_kernels_of_a_gpu_are_read_from_their_code():
     assert own == {"kernel_category": "reduction", "reduction_hint": "INNER", "num_for_loop": 1, "num_atomic_add": 1}
     assert norm.columns["rnumel"] == 1024
     assert norm.columns["mutated_arg_names"] == "in_out_ptr0, out_ptr0"
-
-
-def test_columns_of_older_versions_are_read_by_the_same_names():
-    older = REDUCTION.replace("{'x': 512, 'r0_': 1024}", "[512, 1024]").replace("r0_numel", "rnumel")
-    columns = triton_columns(older)
-    assert (columns["size_hints"], columns["rnumel"], columns["xnumel"]) == ("[512, 1024]", 1024, 512)
-    assert "kernel_num_gb" not in columns
-    assert triton_columns("not python (") == {}
-
-
-def test_inductors_bandwidth_profile_is_read_and_of_several_calls_the_first_counts():
-    found = read_bandwidth(BANDWIDTH)
-    assert list(found) == ["/tmp/torchinductor_x/ab/cab.py"]
-    rows = found["/tmp/torchinductor_x/ab/cab.py"]
-    assert rows["triton_poi_fused_gelu_0"] == Bandwidth(ms=0.020, gb=0.008, gb_per_s=419.43, share=0.5)
-    assert list(rows) == ["triton_poi_fused_gelu_0", "triton_red_fused_norm_1"]
-    assert read_bandwidth("") == {}
-
-
-def test_a_row_joins_what_ncu_counted_per_launch():
-    (gelu, norm), _ = read_generated(OUTPUT)
-    counted = ProfiledKernel(
-        direction="forward",
-        name=gelu.name,
-        count=2.0,
-        time_us=30.0,
-        figures={"dram_bytes": 1.6e7, "dram_gb_per_s": 533.0},
-    )
-    row = row_of("forward", gelu, "sources/forward/a.py", Bandwidth(0.02, 0.008, 419.43, 0.5), counted)
-    assert (row.count, row.time_us) == (2.0, 40.0)
-    assert row.figures["ncu_duration_us"] == 15.0
-    assert row.figures["ncu_mem_accessed_gb"] == pytest.approx(0.008)
-    assert row.figures["ncu_mem_bw_gbps"] == 533.0
-    plain = row_of("forward", norm, "sources/forward/b.py", None, None)
-    assert plain.time_us is None and "ms" not in plain.figures
-    first, second = csv.DictReader(table_csv([row, plain]).splitlines())
-    assert list(first)[:5] == ["pass", "calls", "kernel_name", "kernel_path", "kernel_category"]
-    assert set(COLUMNS) - {"ynumel"} <= set(first)
-    assert (first["ncu_duration_us"], second["ncu_duration_us"]) == ("15.0", "")
 
 
 @pytest.mark.parametrize("refused", [False, True], ids=["bandwidth", "no bandwidth"])

@@ -1,20 +1,12 @@
 """The group `inputs`: its choices, its part in a job's identity, and that results of other inputs are never joined."""
 
-from dataclasses import replace
-
 import cli
 import inprocess
 import pytest
-import yaml
 
-from attn_exp.attention.fresh_inputs import FreshInputs
-from attn_exp.attention.hard_values import KINDS, make_inputs_of
-from attn_exp.attention.inputs import distribution, make_inputs
 from attn_exp.compare.join import comparable_groups, joined
-from attn_exp.core.case import NORMAL, Case
-from attn_exp.core.catalogue import input_kinds
-from attn_exp.core.conf import conf_folder
-from attn_exp.core.record_file import read_record
+from attn_exp.core.case.case import NORMAL, Case
+from attn_exp.core.record.file import read_record
 from attn_exp.results.cell import ChosenMetric, cells_of
 from attn_exp.results.read import read_folder
 from attn_exp.workloads import workload_of
@@ -43,13 +35,6 @@ def jobs(typed, *words):
 def case_of(dtype, **more):
     sizes = {"batch": 1, "q_heads": 2, "kv_heads": 2, "q_len": 16, "kv_len": 16, "head_dim": 16, "value_dim": 16}
     return Case(**sizes, dtype=dtype, **more)
-
-
-def test_every_kind_has_a_file_that_names_its_source():
-    assert set(input_kinds()) == {NORMAL, *KINDS}
-    for path in (conf_folder() / "inputs").glob("*.yaml"):
-        assert yaml.safe_load(path.read_text()) == {"name": path.stem}
-        assert path.stem == NORMAL or sum(line.startswith("#") for line in path.read_text().splitlines()) > 1
 
 
 def test_another_kind_is_another_job_and_normal_is_the_same_one(typed):
@@ -98,33 +83,8 @@ def test_records_say_what_they_were_measured_on_and_are_never_joined(tmp_path):
         assert len({cell.result.measuring.inputs for cell in group}) == 1
     by_kind = {kind: [cell for cell in cells if cell.result.measuring.inputs == kind] for kind in (NORMAL, "mixed")}
     assert len(by_kind["mixed"]) == 4
-    answer = cli.run("multirun/x", "where=inputs==mixed", cwd=tmp_path, module="attn_exp.compare")
+    answer = cli.run("compare", "multirun/x", "where=inputs==mixed", cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
-    asked = cli.run("multirun/x", cwd=tmp_path, module="attn_exp.compare")
+    asked = cli.run("compare", "multirun/x", cwd=tmp_path)
     assert "inputs" in asked.stdout
     assert joined(by_kind[NORMAL], by_kind[NORMAL])
-
-
-def test_changes_of_hard_inputs_keep_their_scores():
-    case = case_of("float32")
-    inputs = make_inputs_of("mixed", case, "cpu", 1, with_gradients=False)
-    before, values = inputs.q_bhsd @ inputs.k_bhsd.mT, inputs.v_bhsd.clone()
-    fresh = FreshInputs(inputs)
-    fresh.renew()
-    assert (inputs.q_bhsd @ inputs.k_bhsd.mT - before).abs().max() < 1e-3
-    assert not values.equal(inputs.v_bhsd)
-    normal = make_inputs(case, "cpu", 1, with_gradients=False)
-    before, fresh = normal.q_bhsd @ normal.k_bhsd.mT, FreshInputs(normal)
-
-    def moved() -> bool:
-        fresh.renew()
-        return bool((normal.q_bhsd @ normal.k_bhsd.mT - before).abs().max() > 0.1)
-
-    # Each time v alone is changed with probability 1 / 7.
-    assert any(moved() for _ in range(20))
-
-
-def test_hard_values_are_described():
-    case = case_of("float8_e4m3fn")
-    assert distribution(case, "sharp") == "hard values: sharp"
-    assert distribution(replace(case, dtype="float32")) == "normal(0, 1)"

@@ -1,9 +1,10 @@
+import json
 import signal
 
 import pytest
 from cli import QUICK, TRACKED, interrupt, left_behind, records, run, runs, start, wait_for
 
-from attn_exp.core.record_file import FILE_NAME
+from attn_exp.core.record.file import FILE_NAME
 
 BAD = {
     "segfaults": ("crashed", "SIGSEGV"),
@@ -54,55 +55,42 @@ def test_a_sweep_of_bad_backends_beside_good_ones_loses_nothing(tmp_path):
     assert len(runs(tmp_path)) == len(stored)
 
 
-def test_alarms_handlers_and_limits_that_a_job_leaves_are_not_the_next_one_s(tmp_path):
-    small = [argument for argument in QUICK if not argument.startswith("batch=")]
-    done = run("-m", "backend=leavesmuch", "batch=1,2", "sweep=left", *small, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    ended = {record.request.case.batch: record for record in records(tmp_path, "left").values()}
-    assert {batch: (record.status, record.reason) for batch, record in ended.items()} == {
-        1: ("ok", None),
-        2: ("ok", None),
-    }
-    assert {path.stat().st_mode & 0o700 for path in tmp_path.glob(f"multirun/left/*/{FILE_NAME}")} == {0o600}
-
-
-def test_an_interrupt_ends_at_once_and_the_same_command_goes_on(tmp_path):
+def test_an_interrupt_ends_a_sweep_and_the_same_command_goes_on(tmp_path):
     """By Ctrl-C, by SIGTERM, killed together with its worker by SIGKILL, and then to its end."""
-    arguments = ("-m", "backend=eager,slow,flash", "batch=1,2", "sweep=cut", *TRACKED[:1], *TRACKED[2:])
+    # A slow job is left whenever one is waited for.
+    arguments = ("-m", "backend=eager,slow,flash", "batch=1,2,3", "sweep=cut", *TRACKED[:1], *TRACKED[2:])
     before = {}
     for number, name, count in ((signal.SIGINT, "eager", 2), (signal.SIGTERM, "slow", 1), (signal.SIGKILL, "slow", 2)):
         process = start(*arguments, cwd=tmp_path)
-        wait_for(lambda name=name, count=count: len(list(tmp_path.glob(f"multirun/cut/{name}-*/{FILE_NAME}"))) == count)
-        seconds, out, err = interrupt(process, number)
+        wait_for(lambda name=name, count=count: len(list(tmp_path.glob(f"multirun/cut/{name}-*/{FILE_NAME}"))) >= count)
+        out, err = interrupt(process, number)
         assert "Traceback" not in err
         if number == signal.SIGKILL:
             assert process.returncode == -number
-            wait_for(lambda: not left_behind(tmp_path), 5)
+            wait_for(lambda: not left_behind(tmp_path))
         else:
-            assert seconds < 5
             assert process.returncode == 130
             assert "sweep=cut" in out.splitlines()[-1]
             assert left_behind(tmp_path) == []
             assert "RUNNING" not in {status for _, status, _ in runs(tmp_path)}
         kept, before = before, _times(records(tmp_path, "cut"))
-        assert len(before) < 6
+        assert len(before) < 9
         assert {job: found_at for job, found_at in before.items() if job in kept} == kept
 
     done = run(*arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = records(tmp_path, "cut")
-    assert len(found) == 6
+    assert len(found) == 9
     assert {record.status for record in found.values()} == {"ok"}
     assert {job: found_at for job, found_at in _times(found).items() if job in before} == before
-    assert sorted(tags.get("attn_exp.status", "sweep") for _, _, tags in runs(tmp_path)) == ["ok"] * 6 + ["sweep"]
+    assert sorted(tags.get("attn_exp.status", "sweep") for _, _, tags in runs(tmp_path)) == ["ok"] * 9 + ["sweep"]
     assert {status for _, status, _ in runs(tmp_path)} == {"FINISHED"}
 
 
 def test_an_interrupt_before_the_first_job_leaves_nothing(tmp_path):
     process = start("sweep=early", *TRACKED, cwd=tmp_path)
     wait_for(lambda: (tmp_path / "multirun" / "early").exists())
-    seconds, _, err = interrupt(process)
-    assert seconds < 5
+    _, err = interrupt(process)
     assert "Traceback" not in err
     assert left_behind(tmp_path) == []
 
@@ -138,22 +126,24 @@ def test_a_job_can_be_run_again_by_hand(two):
     folder = next(home.glob("multirun/two/eager-*"))
     (folder / FILE_NAME).unlink()
     done = run("worker", str(folder), cwd=home)
-    assert done.returncode == 0 and "hint" not in done.stderr
+    assert done.returncode == 0
     assert records(home, "two")["eager"].status == "ok"
     (folder / FILE_NAME).unlink()
     done = run(str(folder), cwd=home, module="attn_exp.worker")
-    hint = f"hint: `attn-exp worker {folder}` is the command's new spelling\n"
     # Kineto, which traced the call, wrote nothing.
-    assert done.returncode == 0 and done.stderr.startswith(hint) and "profiler_st" not in done.stderr
+    assert done.returncode == 0 and "profiler_st" not in done.stderr
     assert records(home, "two")["eager"].status == "ok"
 
 
-def test_a_broken_record_is_named_and_measured_again(two):
+def test_a_record_that_cannot_be_read_is_named_kept_and_measured_again(two):
     home, _ = two
     path = next(home.glob(f"multirun/two/eager-*/{FILE_NAME}"))
-    path.write_bytes(path.read_bytes()[:100])
+    newer = json.dumps(json.loads(path.read_bytes()) | {"schema": 99})
+    path.write_text(newer)
     done = run("backend=eager", "sweep=two", *QUICK, cwd=home)
     assert done.returncode == 0
+    assert "has schema 99" in done.stdout
+    assert path.with_name("record.aside.json").read_text() == newer
     assert records(home, "two")["eager"].status == "ok"
 
 

@@ -58,8 +58,6 @@ def test_reading_comparing_and_reporting_is_linear_in_the_records():
     calls_of(contents(8))  # what is imported, parsed and kept once
     few, many = calls_of(contents(100, batch=2)), calls_of(contents(200, batch=3))
     assert many < 2.15 * few
-    # 1,860 when this was written, and 3,220 before records' names, keys and cases were looked at only once.
-    assert many / 200 < 2500
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """What a mask takes to build: beside the calls, and only where the mask is data."""
 
-import time
 from dataclasses import replace
 
 import fakes
@@ -9,18 +8,17 @@ import torch
 from test_measure import machine, measured, short_rounds  # noqa: F401 (fixtures)
 
 from attn_exp.attention.inputs import make_inputs
-from attn_exp.backends.flex import Flex, block_mask_of
+from attn_exp.backends.flex import Flex
 from attn_exp.backends.triton import Triton
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 
-SLEEP_S = 0.004
 CASE = Case(
     batch=1, q_heads=1, kv_heads=1, q_len=256, kv_len=256, head_dim=16, value_dim=16, dtype="float32", causal=True
 )  # fmt: skip
 
 
 class Masked(fakes.Honest):
-    """Builds a mask in 4 ms, or fails to from the `fails`-th time on."""
+    """Builds a mask, or fails to from the `fails`-th time on."""
 
     def __init__(self, name, fails=None, why="CUDA out of memory"):
         super().__init__(name)
@@ -30,7 +28,6 @@ class Masked(fakes.Honest):
         self.built += 1
         if self.fails is not None and self.built >= self.fails:
             raise torch.OutOfMemoryError(self.why) if "memory" in self.why else RuntimeError(self.why)
-        time.sleep(SLEEP_S)
 
     def prepare(self, case, inputs):
         return replace(super().prepare(case, inputs), build_mask=self.build)
@@ -47,17 +44,10 @@ def test_the_median_of_building_belongs_to_the_first_pass_alone(record_of):
     record = record_of()
     assert record.status == "ok", record.reason
     built_us = record.metrics["forward/mask_build_us"]
-    assert built_us >= 1e6 * SLEEP_S
+    assert built_us > 0
     assert record.metrics["forward/mask_build_of_call"] == pytest.approx(built_us / record.metrics["forward/time_us"])
     assert "forward/mask_build_bytes" not in record.metrics, "no allocator of a CPU counts"
     assert not any("mask" in name for name in record.metrics if name.startswith("backward"))
-    assert record.stages_s["mask"] >= 2 * SLEEP_S
-
-
-def test_without_memory_for_another_mask_it_is_not_known(record_of):
-    record = record_of(fails=2)
-    assert (record.status, record.reason) == ("ok", None)
-    assert not any("mask" in name for name in record.metrics)
 
 
 def test_a_mask_that_cannot_be_built_again_is_an_error(record_of):
@@ -89,10 +79,3 @@ def test_masks_that_are_data_can_be_built_alone(backend, changes, is_data):
     assert (build is not None) is is_data
     if is_data:
         assert build() is not None
-
-
-def test_the_block_mask_that_is_timed_is_the_one_that_is_used():
-    case = replace(CASE, prefix=130)
-    built = block_mask_of(case, torch.device("cpu"))
-    assert torch.equal(built.to_dense()[0, 0], torch.tensor([[1, 1], [1, 1]], dtype=torch.int32))
-    assert torch.equal(block_mask_of(CASE, torch.device("cpu")).to_dense()[0, 0].bool(), torch.ones(2, 2).tril().bool())

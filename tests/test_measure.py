@@ -1,9 +1,6 @@
-import contextlib
 import re
-import time
 from dataclasses import replace
 
-import fakes
 import msgspec
 import pytest
 import torch
@@ -11,13 +8,9 @@ from cheats.corpus import SMALL
 from fakes import CASE, FakeGpu, fake_activities, make_request
 
 from attn_exp.backends.package import Unavailable
-from attn_exp.core.case import DTYPE_BYTES
-from attn_exp.core.record import Traced
-from attn_exp.core.record_file import read_record, write_record
-from attn_exp.timers.loop import Block, Cost
-from attn_exp.worker import kernels
-from attn_exp.worker.attempt import Attempt, status_of
-from attn_exp.worker.machine import device
+from attn_exp.core.case.case import DTYPE_BYTES
+from attn_exp.core.record.file import read_record, write_record
+from attn_exp.core.record.record import Traced
 from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.measure import measure, measure_interleaved
 
@@ -31,7 +24,7 @@ def machine():
 
 @pytest.fixture(autouse=True)
 def short_rounds(monkeypatch):
-    monkeypatch.setattr("attn_exp.timers.loop.ROUND_US", 2_000.0)
+    monkeypatch.setattr("attn_exp.timers.loop.ROUNDS_US", 4_000.0)
     monkeypatch.setattr("attn_exp.timers.loop.RIVALS_ROUND_US", 2_000.0)
     monkeypatch.setattr("attn_exp.timers.loop.WARM_UP_US", 1_000.0)
     monkeypatch.setattr("attn_exp.worker.machine.device.LOAD_S", 0.1)
@@ -112,29 +105,23 @@ def test_a_wrong_result_is_inaccurate_and_is_never_timed(machine, tmp_path, back
     assert all(found.errors for found in record.passes.values()), "the evidence is kept"
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("backend", ["fakes.WrongScale", "fakes.MaskOffByOne", "fakes.NoMask", "fakes.ZeroGradients"])
-def test_the_tolerances_of_half_precision_catch_the_same_mistakes(machine, tmp_path, backend, dtype):
-    case = replace(CASE, dtype=dtype, q_len=256, kv_len=256, head_dim=64, value_dim=64)
-    assert measured(backend, machine, tmp_path, case).status == "inaccurate"
-
-
 @pytest.mark.parametrize(
     ("how", "right", "reason"),
     [
-        ("not a number", 1, r"on hard values \(docs/accuracy.md\): out has values that are not finite"),
+        ("not a number", 1, r"on hard values: out has values that are not finite"),
         (
             "not a number",
-            2,
-            r"forward: the first call was within tolerance, call \d+ \(drawn at random\) was not: out has values",
+            3,
+            r"on values of which small weights are all: out has values",
         ),
         ("spoils its inputs", 2, "the backend wrote into its input q"),
-        ("no gradients", 1, r"on hard values \(docs/accuracy.md\): d[qkv] is off by 1 of"),
+        ("no gradients", 1, r"on hard values: d[qkv] is off by 1 of"),
         (
             "no gradients",
-            3,
-            r"backward: the first call was within tolerance, call \d+ \(drawn at random\) was not: dq is off by 1 of",
+            2,
+            r"on values of which small weights are all: d[qkv] is off by 1 of",
         ),
+        ("no gradients", 3, "backward: the first call was within tolerance, timed block 1 was not: it does not change"),
     ],
 )
 def test_a_backend_that_is_right_in_its_first_calls_alone_is_inaccurate(machine, tmp_path, how, right, reason):
@@ -154,24 +141,6 @@ def test_the_record_says_whose_outputs_the_next_forward_overwrites(machine, tmp_
     record = measured(f"cheats.odd.{target}", machine, tmp_path, SMALL, passes=("forward", "backward"))
     assert (record.status, record.reason) == ("ok", None)
     assert [one.overwritten for one in record.judged if one.call == "hard"] == [overwritten]
-    assert record.passes["backward"].first_backward.calls >= 1
-
-
-@pytest.mark.parametrize(
-    ("target", "overwritten"), [("odd.GradientsInBuffers", True), ("between.RingOfGradients", False)]
-)
-def test_the_record_says_whose_gradients_the_next_backward_overwrites(machine, tmp_path, target, overwritten):
-    record = measured(f"cheats.{target}", machine, tmp_path, SMALL, passes=("forward", "backward"))
-    assert (record.status, record.reason) == ("ok", None)
-    hard = [(one.overwritten, one.gradients_overwritten) for one in record.judged if one.call == "hard"]
-    assert hard == [(False, overwritten)]
-
-
-@pytest.mark.parametrize("where", ["made", "asked", "prepared"])
-def test_the_first_call_costs_what_is_built_before_it_wherever_that_is(machine, tmp_path, where):
-    record = measured({"_target_": "fakes.BuildsSlowly", "name": "slow", "where": where}, machine, tmp_path)
-    assert (record.status, record.reason) == ("ok", None)
-    assert record.passes["forward"].first_call_s >= 0.2
 
 
 @pytest.mark.parametrize(("target", "refused"), [("RefusesOtherStrides", True), ("OutputIsSaved", False)])
@@ -188,18 +157,10 @@ def test_the_record_says_whose_backward_keeps_the_strides_of_the_first_gradient(
     assert [one.strides_kept for one in record.judged if one.call == "hard"] == [True]
 
 
-def test_where_another_graph_does_not_fit_hard_values_are_judged_without_it(machine, tmp_path, monkeypatch):
-    failed = []
-    for module in ("between", "other_values"):
-        monkeypatch.setattr(
-            f"attn_exp.worker.judge.{module}.status_of",
-            lambda error, name: failed.append(str(error)) or status_of(error, name),
-        )
-    record = measured("cheats.odd.OneGraphAtATime", machine, tmp_path, SMALL, passes=("forward", "backward"))
+def test_what_is_only_odd_is_a_fact_in_the_record(machine, tmp_path):
+    record = measured("cheats.gaps.HidesWhatIsNoNumber", machine, tmp_path, SMALL, passes=("forward",))
     assert (record.status, record.reason) == ("ok", None)
-    # Between forward and backward, and beside the timed graph.
-    assert failed == ["another graph does not fit"] * 2
-    assert "again" not in [one.call for one in record.judged]
+    assert [one.hides_nan for one in record.judged if one.call == "hard"] == [True]
 
 
 def test_the_attention_of_a_block_is_judged_alone_and_the_next_rival_gets_the_same_values(machine, tmp_path):
@@ -210,9 +171,7 @@ def test_the_attention_of_a_block_is_judged_alone_and_the_next_rival_gets_the_sa
     assert [one.inputs for one in alone] == ["normal(0, 1)", "hard values"]
     known = dict(machine.values)
     assert measured("fakes.Honest", machine, tmp_path, case).status == "ok"
-    assert all(machine.values[kind] is one for kind, one in known.items())
-    assert measured("fakes.Honest", machine, tmp_path).status == "ok"
-    assert machine.values.keys() == {"mixed"}
+    assert machine.values == known
 
 
 # One key among thousands: less than rounding in bf16 by any norm, and right in every other respect.
@@ -280,7 +239,7 @@ def test_unsupported_is_said_before_anything_is_prepared(machine, tmp_path):
         ("AssertionError", "error", "AssertionError"),
     ],
 )
-@pytest.mark.parametrize("where", ["unsupported", "prepare", "forward", "backward", "later"])
+@pytest.mark.parametrize("where", ["prepare", "backward", "later"])
 def test_whatever_is_raised_wherever_becomes_a_status(machine, tmp_path, what, status, reason, where):
     record = measured(raises(what, where), machine, tmp_path)
     assert record.status == status
@@ -307,27 +266,10 @@ def test_an_allocation_that_no_machine_has_is_out_of_memory(machine, tmp_path):
     assert measured("fakes.Greedy", machine, tmp_path).status == "out_of_memory"
 
 
-def test_a_rival_of_the_same_case_meets_the_same_reference_and_another_case_a_new_one(machine, tmp_path):
-    measured("fakes.Honest", machine, tmp_path)
-    first = machine.expected
-    measured("fakes.OneNan", machine, tmp_path)
-    assert machine.expected is first
-    for change in ({"seed": 7}, {"passes": ("forward",)}, {"case": replace(CASE, causal=False)}):
-        measured("fakes.Honest", machine, tmp_path, **change)
-        assert machine.expected is not first
-        first = machine.expected
-
-
 def test_a_bad_rival_leaves_the_machine_fit_for_a_good_one(machine, tmp_path):
     for backend in ("fakes.OneNan", "fakes.Liar", raises("RuntimeError", "later"), raises("MemoryError", "backward")):
         measured(backend, machine, tmp_path)
         assert measured("fakes.Honest", machine, tmp_path).status == "ok"
-
-
-@pytest.mark.parametrize(("backend", "status"), [("fakes.SpoilsInputs", "inaccurate"), ("fakes.Honest", "ok")])
-def test_a_backend_that_writes_into_its_inputs_spoils_its_own_result_alone(machine, tmp_path, backend, status):
-    first = measured("fakes.SpoilsInputs", machine, tmp_path)
-    assert (first if backend == "fakes.SpoilsInputs" else measured(backend, machine, tmp_path)).status == status
 
 
 # A GPU whose clock is the fake's and whose tensors are the CPU's: the GPU's half of measure() without a GPU.
@@ -363,23 +305,6 @@ def on_gpu(machine, gpu_us, host_us=0.0, claim=None):
             "claim": claim}  # fmt: skip
 
 
-class Unblocked:
-    """A timer of any name whose calls take a tenth of a millisecond and are not held back."""
-
-    l2, estimates, blocked = "cold", False, False
-
-    def __init__(self, name):
-        self.name = name
-
-    def estimate(self, call):
-        return Cost(100.0, 1.0, 1.0)
-
-    def block(self, call, calls):
-        for _ in range(calls):
-            call()
-        return Block([400.0] * calls)
-
-
 def test_on_a_gpu_the_device_timer_ranks_and_the_others_are_second_opinions(gpu_machine, tmp_path):
     record = measured(on_gpu(gpu_machine, 12.0, host_us=50.0, claim="flash"), gpu_machine, tmp_path, GPU_CASE, **ON_GPU)
     assert (record.status, record.flags) == ("ok", ("launch_bound",))
@@ -405,39 +330,6 @@ def test_a_kernel_time_that_contradicts_the_device_timer_is_a_flag_and_said(gpu_
     assert (pair.one, pair.other, pair.one_us, pair.other_us) == ("device", "kernel", 400.0, 11.5)
 
 
-def test_events_beside_a_graph_are_asked_for_and_kept(gpu_machine, tmp_path, monkeypatch):
-    monkeypatch.setattr("attn_exp.worker.secondary.make_timer", lambda name, gpu, l2, chosen: Unblocked(name))
-    also = ON_GPU | {"timer": "graph", "also": ("event", "wall")}
-    record = measured(on_gpu(gpu_machine, 400.0), gpu_machine, tmp_path, GPU_CASE, **also)
-    assert [timing.timer for timing in record.passes["forward"].timings] == ["graph", "event", "wall"]
-
-
-def test_the_load_of_a_sustained_job_comes_also_after_a_burst_one(machine, monkeypatch):
-    loads = []
-    monkeypatch.setattr(
-        "attn_exp.worker.machine.device.matmul_ceiling", lambda device, dtype, load_s: loads.append(load_s) or 1e14
-    )
-    monkeypatch.setattr("attn_exp.worker.machine.device.copy_ceiling", lambda device: 1e12)
-    monkeypatch.setattr("attn_exp.worker.machine.device.load_libraries", lambda dtype: None)
-    monkeypatch.setattr("attn_exp.worker.machine.device.canaries", lambda device: {"copy": 1.0})
-    opened = Machine("cuda", gpu=FakeGpu())
-    for dtype, settle_s in (("bfloat16", 0.0), ("bfloat16", 3.0), ("float16", 0.05), ("float16", 0.0)):
-        opened.ceilings_for(dtype, settle_s=settle_s)
-    assert [load for load in loads if load] == [device.LOAD_S]
-    assert loads.index(device.LOAD_S) == 2, "behind the first dtype's two"
-
-
-@pytest.mark.parametrize(("regime", "settle_s"), [("sustained", 0.25), ("sustained", 0.0), ("burst", 0.0)])
-def test_a_job_has_the_ceilings_of_no_longer_load_than_its_passes(machine, tmp_path, monkeypatch, regime, settle_s):
-    asked = []
-    known = Machine.ceilings_for
-    monkeypatch.setattr(
-        Machine, "ceilings_for", lambda self, dtype, *, settle_s: asked.append(settle_s) or known(self, dtype)
-    )
-    measured("fakes.Honest", machine, tmp_path, regime=regime, settle_s=0.25 if regime == "burst" else settle_s)
-    assert asked == [settle_s]
-
-
 @pytest.mark.parametrize(
     ("gpu_us", "reason"), [(0.01, "forward: 13.1 TB/s is above"), (0.0005, "forward: 2,130 TFLOP/s")]
 )
@@ -448,24 +340,19 @@ def test_a_time_that_no_such_chip_can_reach_is_implausible(gpu_machine, tmp_path
     assert record.passes["forward"].timings, "the samples are the evidence"
 
 
-def test_a_time_below_the_machines_product_is_implausible_unless_a_second_look_finds_a_faster_one(
+def test_a_time_below_the_machines_product_is_implausible_unless_it_is_busy_or_a_faster_one_is_found(
     machine, tmp_path, monkeypatch
 ):
-    products = {"slow": 1e3, "fast": 1e15}
-    for name, status in (("slow", "implausible"), ("fast", "ok")):
+    for product, others, status in ((1e3, set(), "implausible"), (1e3, {"busy_host"}, "ok"), (1e15, set(), "ok")):
         machine.ceilings["float32"] = CEILINGS | {"matmul_flops_per_s": 1e3}
-        monkeypatch.setattr("attn_exp.worker.limits.fastest_product", lambda *_, name=name: products[name])
+        monkeypatch.setattr("attn_exp.worker.limits.fastest_product", lambda *_, product=product: product)
+        monkeypatch.setattr("attn_exp.worker.limits.telemetry_flags", lambda *_, others=others: others)
         record = measured("fakes.Honest", machine, tmp_path, passes=("forward",))
         assert record.status == status, record.reason
+        assert others <= set(record.flags)
         if status != "ok":
             assert "is above 1.5 times this machine's matrix product, measured at 1e-09 TFLOP/s" in record.reason
             assert record.passes["forward"].timings, "the samples are the evidence"
-
-
-def test_an_ordinary_time_looks_no_second_time(machine, tmp_path, monkeypatch):
-    machine.ceilings["float32"] = CEILINGS | {"matmul_flops_per_s": 1e15}
-    monkeypatch.setattr("attn_exp.worker.limits.fastest_product", lambda *_: pytest.fail("a needless product"))
-    assert measured("fakes.Honest", machine, tmp_path).status == "ok"
 
 
 @pytest.mark.parametrize(
@@ -527,13 +414,13 @@ def test_calls_that_launch_different_kernels_are_checked_and_said_so(gpu_machine
     record = measured(on_gpu(gpu_machine, 12.0), gpu_machine, tmp_path, GPU_CASE, **ON_GPU)
     assert (record.status, record.flags) == ("ok", ())
     assert record.passes["forward"].activity.calls_differ
-    assert [kernel.count for kernel in record.passes["forward"].kernels] == [0.5, 0.5]
+    assert [kernel.count for kernel in record.passes["forward"].kernels] == pytest.approx([2 / 3, 1 / 3])
     record = measured(on_gpu(gpu_machine, 12.0, claim="cudnn"), gpu_machine, tmp_path, GPU_CASE, **ON_GPU)
     assert record.status == "wrong_kernel"
     idle = fake_activities(gpu_machine.gpu, calls[0], ())
     monkeypatch.setattr("attn_exp.timers.trace.activities", idle)
     record = measured(on_gpu(gpu_machine, 12.0), gpu_machine, tmp_path, GPU_CASE, **ON_GPU)
-    assert (record.status, record.reason) == ("wrong_kernel", "forward: g ran no kernel at all in 1 of 2 calls")
+    assert (record.status, record.reason) == ("wrong_kernel", "forward: g ran no kernel at all in 1 of 3 calls")
 
 
 @pytest.mark.parametrize(("joined", "status"), [(True, "ok"), (False, "implausible")])
@@ -560,20 +447,12 @@ def test_a_call_that_launches_nothing_on_a_gpu_is_a_wrong_kernel_whatever_is_cla
     assert (record.status, record.reason) == ("wrong_kernel", "forward: g ran no kernel at all")
 
 
-@pytest.mark.parametrize("claim", [None, "flash"])
-def test_a_profiler_that_records_nothing_is_no_error_and_no_proof(gpu_machine, tmp_path, monkeypatch, claim):
-    traced(monkeypatch, gpu_machine.gpu, ("flash_fwd", 11.0), lost=range(1000))
-    record = measured(on_gpu(gpu_machine, 12.0, claim=claim), gpu_machine, tmp_path, GPU_CASE, **ON_GPU)
-    assert (record.status, record.flags) == ("ok", ("profiler_lossy",))
-
-
 def test_telemetry_is_read_around_every_pass_and_a_power_cap_flagged(gpu_machine, tmp_path, monkeypatch):
     traced(monkeypatch, gpu_machine.gpu, ("flash_fwd", 399.0))
     gpu_machine.state = Nvml()
     both = ON_GPU | {"passes": ("forward", "backward")}
     record = measured(on_gpu(gpu_machine, 400.0), gpu_machine, tmp_path, GPU_CASE, **both)
-    # Read once more before each pass, to see whether the clock has settled.
-    assert [reading["held_back_ns"]["power"] for reading in record.telemetry] == [1000, 3000, 5000]
+    assert [reading["held_back_ns"]["power"] for reading in record.telemetry] == [1000, 2000, 3000]
     assert (record.status, record.reason) == ("ok", None)
     assert record.flags == ("power_capped",)
 
@@ -596,77 +475,3 @@ def test_a_rival_that_fails_amid_the_rounds_ends_alone_and_the_others_are_measur
     assert bad.metrics == {}
     paired = [record.passes["forward"].timings[0].rounds for record in (good, fine)]
     assert set(paired[0]) == set(paired[1])
-
-
-def test_issuing_a_call_is_no_work_and_gives_no_rate(gpu_machine, tmp_path):
-    case = replace(GPU_CASE, batch=1, q_len=64)
-    record = measured(on_gpu(gpu_machine, 0.01), gpu_machine, tmp_path, case, **ON_GPU | {"timer": "dispatch"})
-    assert record.status == "ok"
-    assert "forward/time_us" in record.metrics
-    assert not [name for name in record.metrics if "flops" in name or "gb_per_s" in name]
-
-
-def test_a_stage_inside_of_another_counts_once():
-    attempt = Attempt(make_request())
-    with attempt.stage("outer"):
-        time.sleep(0.02)
-        with attempt.stage("inner"):
-            time.sleep(0.05)
-    assert 0.015 < attempt.stages_s["outer"] < 0.05 <= attempt.stages_s["inner"]
-
-
-def test_ranges_name_job_pass_and_phase_and_never_lie_inside_of_a_sample(gpu_machine, tmp_path, monkeypatch):
-    log = gpu_machine.gpu.log
-
-    @contextlib.contextmanager
-    def marked(kind, name, device):
-        log.append(("push", f"{kind}:{name}"))
-        yield
-        log.append(("pop", f"{kind}:{name}"))
-
-    monkeypatch.setattr("attn_exp.worker.measure.marked", marked)
-    monkeypatch.setattr("attn_exp.worker.attempt.marked", marked)
-    record = measured(on_gpu(gpu_machine, 12.0, host_us=50.0), gpu_machine, tmp_path, GPU_CASE, **ON_GPU)
-    pushed = [name for what, name in log if what == "push"]
-    assert pushed[0] == "job:fake-0"
-    assert {"phase:inputs", "phase:first_call", "pass:forward", "phase:kernels", "phase:timing"} <= set(pushed)
-    assert log[-1] == ("pop", "job:fake-0")
-    nested: list[str] = []
-    inside = []
-    for what, name in log:
-        if what == "push":
-            nested.append(name)
-        elif what == "pop":
-            assert nested.pop() == name
-        elif what == "event":
-            inside.append(tuple(nested))
-    # Events are those of the timers, and of their estimates, in the phases that time.
-    timing = ("job:fake-0", "pass:forward", "phase:timing")
-    assert set(inside) == {timing, (*timing, "phase:second_opinions")}
-    # A sample is event, call, event: no range begins or ends between the two.
-    kinds = [what for what, _ in log]
-    bare = sum(kinds[index : index + 3] == ["event", "call", "event"] for index in range(len(kinds)))
-    timings = [timing for timing in record.passes["forward"].timings if timing.timer in ("device", "event")]
-    assert bare >= sum(len(timing.times_us) for timing in timings) > 0
-
-
-@pytest.mark.parametrize(("interrupted", "status"), [(2, "ok"), (3, "wrong_kernel")])
-def test_a_cpu_s_trace_is_taken_again_before_a_claim_is_wrong(machine, tmp_path, monkeypatch, interrupted, status):
-    taken = []
-
-    def operators(call):
-        taken.append(call)
-        # As if another program had taken nearly all of the time.
-        return kernels.operators_of(call if len(taken) > interrupted else lambda: torch.zeros(8).sum())
-
-    monkeypatch.setattr(kernels, "operators_of", kernels.operators, raising=False)
-    monkeypatch.setattr(kernels, "operators", operators)
-    record = measured("test_measure.Claiming", machine, tmp_path, passes=("forward",))
-    assert (record.status, len(taken)) == (status, 3)
-
-
-class Claiming(fakes.Honest):
-    """Claims the product that it runs."""
-
-    def claimed_kernels(self, direction, device):
-        return "aten::bmm$"

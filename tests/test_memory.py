@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 
 import fakes
 import pytest
-import torch
 from test_measure import (  # noqa: F401 (fixtures)
     GPU_CASE,
     ON_GPU,
@@ -18,7 +17,6 @@ from test_measure import (  # noqa: F401 (fixtures)
 )
 
 from attn_exp.backends.base import Calls
-from attn_exp.worker.machine.memory import CallMemory, Ledger, call_memory
 from attn_exp.worker.measure import measure_interleaved
 
 MIB = 1 << 20
@@ -138,39 +136,6 @@ def test_of_a_shared_gpu_nobody_can_tell_whose_memory_it_is(on_fake_gpu, tmp_pat
     record = job(on_fake_gpu, tmp_path, OUTSIDE)
     assert "shared_gpu" in record.flags
     assert "forward/outside_memory_bytes" not in record.metrics
-
-
-def test_what_judging_takes_is_not_the_jobs():
-    allocator, d_out = Allocator(), torch.zeros(100)
-    ledger = Ledger(allocator)
-    kept = [fakes.FakeGpu() for _ in range(2)]
-    allocator.take(5 * MIB, kept[0])
-    with ledger.others():
-        allocator.take(9 * MIB, kept[1])
-        allocator.elsewhere += 11 * MIB
-    allocator.elsewhere += 1 * MIB
-    own = ledger.own(d_out)
-    assert own.resident == 5 * MIB - 512
-    assert own.outside_now() == 1 * MIB
-    allocator.elsewhere -= 2 * MIB
-    assert own.outside_now() == 0
-    assert Ledger(None).own(d_out) is None
-
-
-def test_an_earlier_result_is_in_no_calls_memory():
-    allocator = Allocator()
-    left = fakes.FakeGpu()
-    allocator.take(40 * MIB, left)
-    allocator.touch(90 * MIB)
-
-    def call():
-        result = fakes.FakeGpu()
-        allocator.take(4 * MIB, result)
-        allocator.touch(6 * MIB)
-        return result
-
-    assert call_memory(allocator, call) == CallMemory(peak=10 * MIB, kept=4 * MIB)
-    assert allocator.now == 40 * MIB
 
 
 def test_a_cpu_has_no_peak_and_a_workspace_that_is_named_is_a_metric(machine, tmp_path):  # noqa: F811

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from strategies import cases
 
 from attn_exp import compare
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
+from attn_exp.core.case.flops import compulsory_bytes, flops
 from attn_exp.core.errors import UserError
-from attn_exp.core.flops import compulsory_bytes, flops
-from attn_exp.core.hardware import datasheet_peak
-from attn_exp.core.judged import TensorError
-from attn_exp.core.limits import IMPLAUSIBLE_FACTOR, above_datasheet
-from attn_exp.core.metrics import METRICS, metric, metric_named, pass_metrics
-from attn_exp.core.record import PassRecord
-from attn_exp.core.window import Window
+from attn_exp.core.host.hardware import datasheet_peak
+from attn_exp.core.record.checked import TensorError
+from attn_exp.core.record.limits import IMPLAUSIBLE_FACTOR, above_datasheet
+from attn_exp.core.record.metrics import METRICS, metric, metric_named, pass_metrics
+from attn_exp.core.record.record import PassRecord
+from attn_exp.core.record.window import Window
 from attn_exp.results.cell import cells_of, metric_of
 from attn_exp.results.result import result_of
 from attn_exp.results.table import csv_text
@@ -46,10 +46,6 @@ def test_rates_follow_from_the_median():
     assert found["forward/tflops_sdpa_convention"] == pytest.approx(FLOPS * 257 / 256 / 100e-6 / 1e12)
     assert (found["forward/samples"], found["forward/rounds"]) == (3, 3)
     assert found["forward/outliers"] == 0.0, "a zero is known, not absent"
-
-
-def test_saving_the_log_sum_exp_adds_its_bytes():
-    assert metrics(saves_lse=True)["forward/min_bytes"] == BYTES + 4 * 8 * 16 * 1024
 
 
 def test_shares_are_of_the_measured_and_of_the_datasheet_rate():
@@ -110,19 +106,6 @@ def test_a_bandwidth_above_the_datasheet_is_implausible_unless_caches_are_warm()
     assert above_datasheet(DECODE, "forward", make_timing((fastest_us * 0.9,), l2="warm"), H200) is None
 
 
-def test_float32_may_use_the_tf32_units_and_an_unknown_chip_has_no_limit():
-    single = replace(CASE, dtype="float32")
-    at = {rate: make_timing((FLOPS / rate * 1e6,), l2="warm") for rate in (400e12, 600e12)}
-    assert above_datasheet(single, "forward", at[400e12], H200) is None
-    assert "above the H200 SXM's peak of 49" in above_datasheet(single, "forward", at[600e12], H200)
-    assert above_datasheet(single, "forward", make_timing((1e-6,)), None) is None
-
-
-def test_the_median_decides_and_one_lucky_sample_does_not():
-    honest = make_timing((100.0, 100.0, 0.001))
-    assert above_datasheet(CASE, "forward", honest, H200) is None
-
-
 def test_a_metric_is_one_function_and_appears_everywhere(tmp_path):
     @metric("token/s", higher_is_better=True, follows_clock=True)
     def tokens_per_s(timed):
@@ -147,22 +130,6 @@ def test_a_metric_is_one_function_and_appears_everywhere(tmp_path):
     finally:
         METRICS.pop("tokens_per_s", None)
         metric_named.cache_clear()
-
-
-def test_names_with_a_part_of_their_own_are_known_and_unknown_ones_are_better_low():
-    assert metric_named("kernel_time_us").name == "{timer}_time_us"
-    assert metric_named("error_d_up_worst_row").name == "error_{tensor}_worst_row"
-    assert metric_named("error_dq").name == "error_{tensor}"
-    later = metric_named("of_a_later_version_us")
-    assert (later.unit, later.higher_is_better, later.follows_clock) == ("", False, True)
-
-
-def test_the_csv_has_every_metric_of_every_record():
-    record = sweeps.job("flash")
-    record = replace(record, metrics=record.metrics | {"forward/error_d_up": 1e-3, "backward/time_p95_us": 7.0})
-    (row,) = csv.DictReader(io.StringIO(csv_text([result_of(record)])))
-    assert record.metrics.keys() <= row.keys()
-    assert (row["forward/error_d_up"], row["backward/time_p95_us"], row["forward/outliers"]) == ("0.001", "7", "")
 
 
 WINDOW = Window(source="nvml", call_share=0.9, clock_mhz=1700.0, power_w=600.0, power_error=0.02, energy_from="counter")

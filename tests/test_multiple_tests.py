@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attn_exp.core.multiple_tests import LEVEL, worse_than_best
+from attn_exp.core.stats.multiple import LEVEL, worse_than_best
 
 p_values = st.lists(st.floats(0, 0.02) | st.floats(0, 1), max_size=12)
 

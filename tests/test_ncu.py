@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,14 +18,12 @@ from fakes import make_record, make_request
 from attn_exp.backends.eager import Eager
 from attn_exp.backends.package import Unavailable
 from attn_exp.core.files import write_whole
-from attn_exp.core.request import REQUEST_NAME, Request
-from attn_exp.profilers.base import Subject
-from attn_exp.profilers.figures_csv import kernels_csv
+from attn_exp.core.record.request import REQUEST_NAME, Request
+from attn_exp.profilers.base import Subject, kernels_csv
 from attn_exp.profilers.ncu import Ncu
-from attn_exp.profilers.ncu_csv import CsvError, Launch, read_launches
-from attn_exp.profilers.ncu_metrics import COUNTERS, counters_for, known_names, own_counter, stall_counter
-from attn_exp.profilers.ncu_program import NcuError, ask, failure, find_program
-from attn_exp.profilers.ncu_table import kernels, pass_figures, split_passes
+from attn_exp.profilers.ncu_metrics import COUNTERS, own_counter
+from attn_exp.profilers.ncu_program import NcuError, find_program
+from attn_exp.profilers.ncu_table import kernels, pass_figures, read_launches
 from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.profile_pass import profile_job
 
@@ -116,45 +113,29 @@ def test_the_command_is_the_workers_own_in_a_folder_of_its_own(program, subject,
     [
         ("permission", "unavailable", ["ERR_NVGPUCTRPERM", "NVreg_RestrictProfilingToAdminUsers=0", "CAP_SYS_ADMIN"]),
         ("busy", "unavailable", ["another tool", "dcgmi profile --pause"]),
-        ("lock", "unavailable", ["lock file", "TMPDIR"]),
-        ("driver", "unavailable", ["installed driver", "profiler.ncu.program="]),
         ("virtual", "unavailable", ["cannot read this GPU's counters", "is a vGPU", "another GPU"]),
-        ("metric", "unavailable", ["sm__no_such_thing.sum", "profiler.ncu.metrics"]),
-        ("old", "unavailable", ["version 2021.3", "2022.3 or newer"]),
-        ("other", "unavailable", ["is it Nsight Compute?"]),
         ("target", "failed", ["The application returned an error code (1): RuntimeError: out"]),
-        ("silent", "failed", ["code 1", "no reason"]),
         ("no kernels", "failed", ["ncu ended with code 0"]),
     ],
 )
 def test_what_goes_wrong_is_one_sentence(says, status, words, program, subject, monkeypatch):
     monkeypatch.setenv("FAKE_NCU", says)
-    try:
-        found = Ncu("ncu").profile(subject)
-        said, reason = found.status, found.reason
-    except Unavailable as error:
-        said, reason = "unavailable", str(error)
-    assert said == status, reason
+    with pytest.raises((Unavailable, NcuError)) as error:
+        Ncu("ncu").profile(subject)
+    reason = str(error.value)
+    assert isinstance(error.value, Unavailable) == (status == "unavailable"), reason
     assert all(word in reason for word in words), reason
     assert "\n" not in reason and len(reason) < 250
     assert not (subject.folder / REQUEST_NAME).exists()
 
 
-def test_a_program_that_cannot_list_its_metrics_is_asked_for_the_usual_ones(program, subject, tmp_path, monkeypatch):
-    monkeypatch.setenv("FAKE_NCU", "unlisted")
-    assert Ncu("ncu").profile(subject).status == "ok"
-    arguments = told(tmp_path)["arguments"]
-    asked = arguments[arguments.index("--metrics") + 1].split(",")
-    assert {one.metric for one in COUNTERS} <= set(asked)
-
-
 def test_the_program_is_found_as_given_on_path_or_in_its_usual_places(program, tmp_path, monkeypatch):
     assert find_program(None) == program
     assert find_program(str(program)) == program
-    with pytest.raises(NcuError, match=r"profiler\.ncu\.program=/no/ncu is no program"):
+    with pytest.raises(Unavailable, match=r"profiler\.ncu\.program=/no/ncu is no program"):
         find_program("/no/ncu")
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(NcuError, match=r"not installed: install nsight-compute, or set profiler\.ncu\.program="):
+    with pytest.raises(Unavailable, match=r"not installed: install nsight-compute, or set profiler\.ncu\.program="):
         find_program(None, places=())
     for version in ("2024.1.2", "2025.10.0", "2025.3.1"):
         (tmp_path / version).mkdir()
@@ -168,18 +149,10 @@ def test_a_job_of_the_cpu_has_no_counters_and_keeps_its_timing(tmp_path):
     class Ready:
         backend, scope, calls_of = Eager("e"), None, staticmethod(lambda passes: {})
 
-    record = profile_job(make_record(request=request), Ready, Machine("cpu"), tmp_path, lambda: None)
+    record = profile_job(make_record(request=request), Ready, Machine("cpu"), tmp_path, lambda *_: None)
     assert record.status == "ok"
     assert record.profiles["ncu"].status == "unavailable"
     assert "set device=cuda" in record.profiles["ncu"].reason
-
-
-@pytest.mark.parametrize(
-    "option", [{"clock_control": "boost"}, {"cache_control": "l2"}, {"section_set": "all"}, {"metrics": "a"}]
-)
-def test_an_option_that_is_none_is_refused(option):
-    with pytest.raises(TypeError, match=next(iter(option))):
-        Ncu("ncu", **option)
 
 
 TABLE = """==PROF== Connected, to process
@@ -203,30 +176,12 @@ def test_units_numbers_and_what_was_not_measured_are_read():
     assert ",a(int" not in kernels_csv([kernel]) and '"a(int, float)"' in kernels_csv([kernel])
 
 
-def test_stalls_of_a_short_kernel_that_issues_little_are_not_those_of_the_pass():
-    wait, gmma = stall_counter("wait"), stall_counter("gmma")
-    long = Launch("gemm", "", "", {"gpu__time_duration.sum": 990.0, wait.metric: 1.0, gmma.metric: 4.0})
-    brief = Launch("copy", "", "", {"gpu__time_duration.sum": 10.0, wait.metric: 400.0, gmma.metric: 0.0})
-    found = pass_figures([long, brief], "forward", (wait, gmma))
-    assert found["forward/stall_gmma_share"] == pytest.approx(0.8 * 0.99)
-    assert found["forward/stall_wait_share"] == pytest.approx(0.2 * 0.99 + 0.01)
-    assert not [name for name in found if name.endswith(("stall_wait", "stall_gmma"))]
-
-
-def test_the_program_prints_numbers_as_programs_read_them(tmp_path, monkeypatch):
-    program = tmp_path / "ncu"
-    program.write_text("#!/bin/sh\nprintf '%s \\377' \"$LC_ALL\"\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
-    assert ask(program, "--import") == "C.UTF-8 \ufffd"
-
-
 def test_what_ncu_2025_3_printed_on_a_gpu_is_read():
     """Recorded with Nsight Compute 2025.3.1 on an H200, attributes of the device left out."""
     (launch,) = read_launches((FIXTURE.parent / "recorded_ncu_raw.csv").read_text())
     assert launch.name.startswith("cudnn_generated_fort_native_sdpa_sm90_flash_fprop")
     assert (launch.grid, launch.block) == ("(132, 1, 1)", "(384, 1, 1)")
-    (kernel,) = kernels([launch], "forward", counters_for(frozenset()))
+    (kernel,) = kernels([launch], "forward", COUNTERS)
     assert kernel.time_us == 218.144
     assert kernel.figures["sm_throughput"] == pytest.approx(0.6924)
     assert kernel.figures["tensor_active"] == pytest.approx(0.6924)
@@ -239,43 +194,11 @@ def test_what_ncu_2025_3_printed_on_a_gpu_is_read():
     assert figures["forward/dram_gb_per_s"] == pytest.approx(8304640 / 42752)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [("", "no table"), ("==ERROR== nothing\n", "no table"), (f'{TABLE}"2","b"\n', "has 2 cells, the header 6")],
-)
-def test_what_is_no_table_is_said(text, words):
-    with pytest.raises(CsvError, match=words):
-        read_launches(text)
-
-
-def test_passes_are_told_apart_by_the_mark_between_them():
-    launches = read_launches(TABLE)
-    mark = replace(launches[0], name="void spin_kernel(long)")
-    assert split_passes([launches[0], mark, launches[1]], ("forward", "backward"), "spin_kernel") == {
-        "forward": [launches[0]],
-        "backward": [launches[1]],
-    }
-    with pytest.raises(CsvError, match="0 markers between passes are in ncu's table, not 1"):
-        split_passes(launches, ("forward", "backward"), "spin_kernel")
-
-
-def test_counters_are_those_that_the_program_lists():
-    assert counters_for(frozenset())[: len(COUNTERS)] == COUNTERS
-    known = known_names("gpu__time_duration   Counter  ns\n  indented__name x\nsmsp__inst\nNothing here\n")
-    assert known == {"gpu__time_duration", "smsp__inst"}
-    assert [one.name for one in counters_for(known)] == ["time_us", "registers", "shared_memory_bytes"]
-
-
 def test_a_metric_that_the_program_does_not_list_is_told_before_anything_runs(program, subject, tmp_path):
     with pytest.raises(Unavailable, match=r"no metric dram__bytes_raed on this GPU: did you mean 'dram__bytes_read'\?"):
         Ncu("ncu", metrics=["dram__bytes_raed.sum"]).profile(subject)
     assert not (tmp_path / "seen.json").exists()
-    assert own_counter("a__b.sum", frozenset()).kind == "sum"
-
-
-def test_an_error_without_a_pattern_is_told_in_its_first_line():
-    error = failure("noise\n==ERROR== Something new.\n==ERROR== And more\n", 9)
-    assert str(error) == "ncu ended with code 9: Something new" and not error.remedied
+    assert own_counter("a__b.sum", frozenset({"a__b"})).kind == "sum"
 
 
 def test_once_calls_each_pass_and_writes_no_record(tmp_path):
@@ -300,9 +223,7 @@ def test_once_ends_with_the_process_that_it_works_for(tmp_path):
     with subprocess.Popen(["sleep", "120"]) as worked_for:
         command = [sys.executable, "-m", "attn_exp.worker", "--once", str(folder), "--until", str(worked_for.pid)]
         with subprocess.Popen(command, env=environment(), cwd=tmp_path) as once:
-            time.sleep(1)
-            assert once.poll() is None
             worked_for.kill()
             worked_for.wait()
-            assert once.wait(60) == 1
+            assert once.wait(240) == 1
     assert subprocess.run([*command[:-1], str(worked_for.pid)], env=environment(), cwd=tmp_path).returncode == 1

@@ -5,7 +5,6 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ BACKEND = """
 import torch
 from attn_exp.backends.base import DeclarativeBackend, calls_of
 from attn_exp.backends.supports import Supports
-from attn_exp.core.metrics import TimedPass, metric
+from attn_exp.core.record.metrics import TimedPass, metric
 
 
 @metric("us")
@@ -58,7 +57,6 @@ about:
   packages: [msgspec]
   colour: "#123456"
   marker: "s"
-  published_as: [elsewhere]
 """
 TIMER_YAML = """# timer=steady: 25 ms, whatever is called.
 _target_: elsewhere_timer.Microsecond
@@ -117,16 +115,14 @@ def test_a_metric_is_one_function(outside):
     assert {float(row["doubled_time_us"]) for row in rows} == {50_000.0}
 
 
-def test_a_plot_has_the_colour_and_published_figures_the_name(outside):
+def test_a_plot_has_the_colour(outside):
     folder, _ = outside
     (result,) = read_folder(folder / "multirun" / "first").results
     assert looks([result]) == {"transposed": Look("#123456", "s")}
-    assert result.about.published_as == ("elsewhere",)
 
 
-def test_the_overview_and_the_row_for_the_docs_have_the_backend(outside):
+def test_the_overview_has_the_backend(outside):
     folder, _ = outside
-    assert "transposed" in attn_exp(folder, "backends").stdout
     rows = attn_exp(folder, "backends", "format=markdown").stdout.splitlines()
     (row,) = [row for row in rows if row.startswith("| `transposed`")]
     assert "PyTorch's attention, called from elsewhere." in row
@@ -145,13 +141,6 @@ def test_a_timer_from_elsewhere_has_a_name_of_its_own(outside):
     assert "timer.devices=['tpu'] is no list of devices: write devices: [cuda], [cpu] or [cuda, cpu]" in ran.stderr
 
 
-def test_what_an_about_cannot_hold_is_one_sentence(outside):
-    folder, _ = outside
-    ran = attn_exp(folder, "backend=transposed", "+backend.about.color=red", "dry_run=true", *QUICK)
-    assert ran.returncode == 2
-    assert "backend.about has the key color: its keys are packages, colour, marker, published_as" in ran.stderr
-
-
 def test_the_backends_of_the_package_look_different_and_its_timers_name_their_devices():
     shown = [(about.colour, about.marker) for about in backends().values()]
     assert None not in {part for look in shown for part in look}
@@ -164,7 +153,6 @@ def test_the_backends_of_the_package_look_different_and_its_timers_name_their_de
     [
         ({"colour": "red"}, 'backend.about.colour=red is not of the form #RRGGBB: write colour: "#0072B2"'),
         ({"marker": "circle"}, "backend.about.marker=circle is no marker: choose one of . , o v"),
-        ({"published_as": ["FA2"]}, "backend.about.published_as has 'FA2': write it in lower case, fa2"),
         ({"packages": "torch"}, "backend.about does not fit"),
     ],
 )
@@ -184,12 +172,3 @@ def test_markers_are_those_of_matplotlib_and_of_the_page():
     assert {one for one in Line2D.markers if isinstance(one, str) and len(one) == 1 and one.strip()} == set(MARKERS)
     page = (Path(__file__).parent.parent / "docs" / "adding_a_backend.md").read_text()
     assert f"`{' '.join(MARKERS)}`".replace("|", "\\|") in page
-
-
-def test_two_labels_with_the_same_own_marker_look_different(outside):
-    (result,) = read_folder(outside[0] / "multirun" / "first").results
-    both = [replace(result, label=label, about=About(colour="#123456", marker="d")) for label in ("one", "two")]
-    first, second = looks(both).values()
-    assert first == Look("#123456", "d")
-    assert second.colour == first.colour
-    assert second.marker != first.marker

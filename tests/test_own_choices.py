@@ -18,7 +18,7 @@ def own(tmp_path):
     for group, text in (
         ("backend/mine", MINE),
         ("model/wide", "name: wide\nq_heads: 8\nkv_heads: 8\nhead_dim: ${model.width}\nseq_len: 32\nwidth: 16\n"),
-        ("tracker/ours", "name: mlflow\nuri: sqlite:///ours.db\nartifacts: here\nexperiment: ours\n"),
+        ("tracker/ours", "name: mlflow\nuri: sqlite:///ours.db\nartifacts: here\nmlflow_experiment: ours\n"),
         ("experiment/typo", "# @package _global_\nbacth: 3\n"),
         ("experiment/headless", "batch: 3\n"),
     ):
@@ -39,11 +39,6 @@ def own(tmp_path):
 )
 def test_a_key_that_another_refers_to_is_fine(overrides, batch):
     assert resolved_config(compose_config(overrides, "a"))["batch"] == batch
-
-
-def test_a_key_is_not_used_by_a_longer_name():
-    with pytest.raises(UserError, match="there is no key 'pair'"):
-        resolved_config(compose_config(["+pair=1", "+pairs=2", "batch=${pairs}"], "a"))
 
 
 def test_points_of_two_keys_can_be_swept(monkeypatch, tmp_path):

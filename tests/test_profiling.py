@@ -3,11 +3,9 @@ import sqlite3
 import pytest
 from cli import QUICK, TRACKED, left_behind, records, run
 from inprocess import typed as in_process
-from lookers import Works
 
 import attn_exp.worker.__main__ as worker
-from attn_exp.config.request import chosen_profilers
-from attn_exp.core.record_file import FILE_NAME, read_record
+from attn_exp.core.record.file import FILE_NAME, read_record
 from attn_exp.results.store import done_record
 
 # One job, nothing but its forward.
@@ -106,14 +104,11 @@ def test_a_job_is_done_once_it_has_every_profile_that_is_asked_for(tmp_path, mon
     ("arguments", "words"),
     [
         (["profiler=wroks"], ["profiler=wroks does not exist", "did you mean 'works'?"]),
-        (["profiler=[works,nnone]"], ["profiler=nnone does not exist", "did you mean 'none'?"]),
         (["-m", "profiler=works,raises"], ["profiler=[works,raises]"]),
         (["profiler.works.megabytes=1"], ["choose profiler=works"]),
         (["profiler=works", "profiler.works.megabits=1"], ["there is no key 'profiler.works.megabits'"]),
         (["profiler=works", "profiler_timeout_s=0"], ["profiler_timeout_s=0 is not a positive number"]),
-        (["profiler=works", "profiler_limit_mb=many"], ["profiler_limit_mb=many is not a positive number"]),
-        (["profiler=null"], ["a group takes the name of a choice"]),
-        (["profiler={a:1}"], ["profiler takes the name of a choice, or several in brackets"]),
+        (["profiler=null"], ["profiler=null is no choice: profiler takes the name of a choice, one of"]),
         (["+profiler.mine.name=x"], ["profiler.mine has no class"]),
     ],
     ids=lambda value: " ".join(value),
@@ -126,12 +121,3 @@ def test_what_is_typed_wrong_is_one_sentence(arguments, words, tmp_path, monkeyp
     for word in words:
         assert word in err
     assert not (tmp_path / "multirun").exists()
-
-
-def test_a_profiler_of_ones_own_needs_the_package_line():
-    from attn_exp.core.errors import UserError
-
-    with pytest.raises(UserError, match=r"# @package profiler\.mine"):
-        chosen_profilers({"profiler": {"_target_": "x.Y", "name": "mine"}})
-    assert chosen_profilers({}) == ()
-    assert Works("a").name == "a"

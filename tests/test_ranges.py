@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from attn_exp.worker.nvtx import marked
+from attn_exp.worker.attempt import marked
 
 
 def test_a_range_is_pushed_and_popped_on_a_gpu_alone_also_if_what_is_inside_raises(monkeypatch):

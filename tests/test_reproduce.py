@@ -1,4 +1,4 @@
-"""Published figures: the files of the package, the verdicts, the linter, the runs, and the command."""
+"""Published figures: the files of the package, the verdicts, the runs, and the command."""
 
 import json
 import math
@@ -10,13 +10,11 @@ import sweeps
 
 from attn_exp.commands.reproduce import main
 from attn_exp.config.compose import compose_config, resolved_config
-from attn_exp.core.case_config import case_from_config
+from attn_exp.core.case.config import case_from_config
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.errors import UserError
-from attn_exp.reproduce.figures import choose, read_file, read_published
-from attn_exp.reproduce.judged import from_results, from_table, judge, verdict_of
-from attn_exp.reproduce.lint import lint, rate
-from attn_exp.reproduce.runs import runs
+from attn_exp.reproduce.figures import choose, read_file, read_published, runs
+from attn_exp.reproduce.judged import from_results, from_table, judge
 from attn_exp.results.result import result_of
 from attn_exp.sweep.product import parsed_combinations
 
@@ -93,54 +91,6 @@ def test_statuses_follow_from_the_evidence():
             assert judged.figure.status == expected, judged.figure.name
 
 
-def test_the_linter_finds_the_contradictions_by_itself():
-    found = lint(FIGURES)
-    # FlashAttention's README, SageAttention's and ThunderKittens' charts: 648, 465 and 692.
-    apart = {
-        frozenset(one.source.name for one in finding.figures)
-        for finding in found
-        if finding.kind == "contradiction" and all(not one.case.causal for one in finding.figures)
-    }
-    sage = "sage_attention_h100"
-    assert {frozenset({sage, "flash_attention_readme_h100"}), frozenset({sage, "thunderkittens_h100"})} <= apart
-    # tritonbench 1254 and 1267: 628 and 187 of one shape.
-    assert frozenset({"tritonbench_1254_h100", "tritonbench_1267_h100"}) in apart
-    # SageAttention's chart: 590 causal, 470 full.
-    beaten = [finding for finding in found if finding.kind == "mask" and finding.figures[0].source.name == sage]
-    assert [round(rate(one)) for one in beaten[0].figures] == [470, 590]
-    assert not [finding for finding in found if finding.kind == "impossible"]
-    # PyTorch 128888: half of what the times make.
-    assert {one.figures[0].source.name for one in found if one.kind == "misfit"} == {"pytorch_128888_h100"}
-
-
-def test_the_linter_knows_peaks_and_times(written):
-    folder = written(
-        row(id="impossible", tflops=2938),
-        row(id="too-short", tflops=None, time_us=10.0),
-        row(id="misfit", tflops=300, time_us=200.0),
-        row(id="good", overrides="causal=false", tflops=300, time_us=4 * 4 * 16 * 1024 * 1024 * 128 / 300e6),
-    )
-    found = {finding.figures[0].id: finding.kind for finding in lint(read_published(folder))}
-    assert (found["impossible"], found["too-short"], found["misfit"]) == ("impossible", "impossible", "misfit")
-    assert "good" not in found
-
-
-def test_figures_of_one_configuration_contradict_each_other_from_ten_percent_on(written):
-    for distance, count in ((1.09, 0), (1.12, 1)):
-        written(row())
-        folder = written(row(tflops=300 * distance), name="other.yaml")
-        assert len(lint(read_published(folder))) == count
-
-
-def test_the_limits_of_the_verdicts():
-    assert verdict_of(1.02, 0.005, 0.0) == "reproduced"
-    assert verdict_of(1.029, 0.005, 0.0) == "beside"  # its interval reaches beyond 3 %
-    assert verdict_of(1.029, 0.005, 0.01) == "reproduced"  # read off a chart
-    assert verdict_of(1.02, None, 0.0) == "beside"  # no interval
-    assert verdict_of(1 / 1.12, 0.005, 0.0) == verdict_of(1.12, 0.005, 0.0) == "contradicted"
-    assert verdict_of(1.11, 0.02, 0.0) == "beside"
-
-
 def test_our_rate_is_counted_as_theirs_and_judged_on_their_gpu_only(written):
     figures = read_published(
         written(row(tflops=300), row(id="us", tflops=None, time_us=120.0), row(id="no", library="Other"))
@@ -175,15 +125,6 @@ def test_another_case_or_algorithm_is_not_it_and_other_conditions_are_told(writt
     assert det.differs == "regime sustained, not burst"
 
 
-def test_runs_are_few_and_have_each_configuration_once():
-    for name in ("cudnn_frontend_h200", "flash_attention_readme_h100"):
-        figures = [one for one in choose(FIGURES, name) if one.backend]
-        made = runs(figures, [], "s")
-        jobs = [words for arguments in made for words in parsed_combinations(arguments[1:])]
-        assert len(made) <= 6
-        assert len(jobs) == len({(one.backend, one.overrides) for one in figures})
-
-
 def test_a_run_composes_to_the_figures_cases():
     """The node `figure` and its interpolations are what Hydra makes of them."""
     figures = choose(FIGURES, "flash_attention_1893_h100")
@@ -196,15 +137,11 @@ def test_a_run_composes_to_the_figures_cases():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"tflops": None, "value": 300}, "figure one: it has no unit: write tflops=... or time_us=..."),
-        ({"tflops": -1}, "tflops=-1.0 is not a positive number"),
+        ({"tflops": None}, "figure one: it has no unit: write tflops=... or time_us=..."),
         ({"library": "FA9"}, "its library FA9 is not among libraries: did you mean 'FA2'?"),
         ({"overrides": "causal=true colour=red"}, "its override colour=red is none that a figure may have"),
         ({"overrides": "batch=0 causal=true"}, "batch=0 is not a whole number"),
         ({"overrides": ""}, "its overrides lack causal"),
-        ({"status": "reproduced"}, "its status reproduced needs the source's evidence="),
-        ({"status": "fine"}, "is no file of published figures"),
-        ({"id": "One two"}, "its id is not of lower-case letters"),
         ({"speed": 3}, "contains unknown field `speed`"),
     ],
 )
@@ -216,19 +153,11 @@ def test_a_file_that_is_wrong_is_one_sentence(written, changes, words):
     assert "\n" not in str(refused.value)
 
 
-def test_an_id_is_there_once(written):
-    with pytest.raises(UserError, match="figure one is there twice"):
-        read_published(written(row(), row()))
-
-
-def test_the_command_lists_lints_and_judges(written, tmp_path, monkeypatch, capsys):
+def test_the_command_lists_and_judges(written, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main([]) == 0
     assert f"{len(FIGURES)} figures of" in capsys.readouterr().out
-    assert main(["lint"]) == 1
-    assert "tritonbench_1267_h100" in capsys.readouterr().out
     folder = written(row(), row(id="two", overrides="causal=true seq_len=2048"))
-    assert main(["lint", f"published={folder}"]) == 0
     sweeps.write(tmp_path / "multirun" / "mine", [sweeps.job("flash", 57.5)])
     capsys.readouterr()
     assert main(["paper", f"published={folder}", "sweep=mine", "format=json"]) == 0
@@ -258,13 +187,9 @@ def test_it_measures_what_is_needed(written, tmp_path, monkeypatch, capsys):
     ("arguments", "words"),
     [
         (["nobody"], "there is no figure or source 'nobody'"),
-        (["cudnn_frontend_h20"], "did you mean 'cudnn_frontend_h200'?"),
         (["cudnn_frontend_h200", "where=seq_len > 1e9"], "matches none of the 56 figures"),
-        (["cudnn_frontend_h200", "where=colour = red"], "colour"),
         (["cudnn_frontend_h200", "sweep=none"], "there is no sweep 'none'"),
-        (["cudnn_frontend_h200", "sweep=a.csv", "device=cpu"], "device=cpu is for measuring"),
         (["cudnn_frontend_h200", "sweep=a.csv"], "a.csv cannot be read as CSV"),
-        (["lint", "dry_run=true"], "are for figures"),
         (["published=nowhere"], "there are no figures in nowhere"),
         (["format=xml"], "format=xml is none of"),
     ],
@@ -276,34 +201,3 @@ def test_a_mistake_is_one_sentence(arguments, words, tmp_path, monkeypatch, caps
     assert words in err
     assert len(err.splitlines()) == 1
     assert out == ""
-
-
-def test_the_experiment_has_the_shapes_that_contradict_each_other():
-    """FA3 and cuDNN on the configurations of the figures whose contradiction it decides."""
-    contested = {
-        one.case
-        for name in (
-            "thunderkittens_h100",
-            "tritonbench_1254_h100",
-            "sage_attention_h100",
-            "flash_attention_readme_h100",
-        )
-        for one in choose(FIGURES, name)
-        if (one.library, one.direction, one.case.dtype, one.case.head_dim)
-        in {("FA3", "forward", "float16", 128), ("FA3", "forward", "bfloat16", 128)}
-        and (one.case.q_len, one.case.batch, one.case.q_heads)
-        in {(12288, 16, 16), (4096, 4, 48), (16384, 4, 32), (16384, 1, 16)}
-    }
-    points = [{"batch": 1, "seq_len": 16384, "heads": 16}, {"batch": 4, "seq_len": 16384, "heads": 32},
-              {"batch": 16, "seq_len": 12288, "heads": 16}, {"batch": 4, "seq_len": 4096, "heads": 48}]  # fmt: skip
-    composed = set()
-    text = (conf_folder() / "experiment" / "contradictions.yaml").read_text()
-    for point in points:
-        written_point = "{" + ",".join(f"{key}:{value}" for key, value in point.items()) + "}"
-        assert written_point in text
-        for more in ("dtype=fp16", "dtype=bf16"):
-            for causal in ("true", "false"):
-                words = ["+experiment=contradictions", f"point={written_point}", more, f"causal={causal}", "device=cpu"]
-                config = resolved_config(compose_config(words, "s"))
-                composed.add(case_from_config(config))
-    assert {replace(case, layout="bhsd") for case in contested} <= composed

@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 import sweeps
 
-from attn_exp.core.profile import Profile
-from attn_exp.core.roofline import roof_metrics, roof_of
+from attn_exp.core.record.profile import Profile
+from attn_exp.core.record.roofline import roof_metrics, roof_of
 from attn_exp.tracking.base import metrics, tags
 
 # FLOP/s and bytes/s, as an H200 reaches them: the ridge lies at 180 FLOP per byte.
@@ -62,6 +62,12 @@ def test_the_figures_of_a_roof():
     assert "counted bytes" in counted.sentence and "profiler=ncu" not in counted.sentence
 
 
+def test_a_call_above_the_measured_ceiling_has_no_share():
+    assert "%" not in roof_of(job(32 * 720), "forward").sentence
+    assert "%" not in roof_of(job(100, gigabytes=5.0), "forward").sentence
+    assert "104 %" in roof_of(job(1.04 * 720), "forward").sentence
+
+
 def test_every_job_has_its_roofline_in_mlflow_and_none_in_its_metrics():
     record = job(90, gigabytes=1.0)
     kept = {name: value for name, value in metrics(record).items() if name.startswith("roofline/")}
@@ -72,12 +78,3 @@ def test_every_job_has_its_roofline_in_mlflow_and_none_in_its_metrics():
     counted = roof_metrics(job(90, gigabytes=1.0, counted=2.0))
     assert counted["roofline/forward/flop_per_dram_byte"] == pytest.approx(45)
     assert counted["roofline/forward/flop_per_byte"] == pytest.approx(90), "the compulsory bytes stay beside them"
-
-
-@pytest.mark.parametrize("missing", ["forward/tflops", "forward/min_bytes", "forward/time_us"])
-def test_without_its_figures_there_is_no_roof(missing):
-    record = job(90)
-    without = replace(record, metrics={name: value for name, value in record.metrics.items() if name != missing})
-    assert roof_of(without, "forward") is None
-    assert roof_metrics(without) == {}
-    assert roof_of(replace(record, ceilings={}), "forward") is None

@@ -13,8 +13,8 @@ import attn_exp
 from attn_exp.commands import run as run_command
 from attn_exp.config.check import explain_error
 from attn_exp.core.errors import UserError
-from attn_exp.core.record import PassRecord, Timing
-from attn_exp.core.record_file import write_record
+from attn_exp.core.record.file import write_record
+from attn_exp.core.record.record import PassRecord, Timing
 from attn_exp.run import duel
 from attn_exp.run.session import Session
 from attn_exp.run.worker import Outcome
@@ -42,7 +42,7 @@ def searched(tmp_path, monkeypatch):
         measured.append([request])
         return made_up_us(request)
 
-    def measure(context, requests, gpus):
+    def measure(context, requests, gpus, *_):
         measured.append(requests)
         for request in requests:
             us = made_up_us(request)

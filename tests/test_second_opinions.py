@@ -7,8 +7,8 @@ import pytest
 import sweeps
 from fakes import make_timing
 
-from attn_exp.core.record import Kernel, PassRecord
-from attn_exp.core.second_opinions import disagreements
+from attn_exp.core.record.record import Kernel, PassRecord
+from attn_exp.core.record.timers import disagreements
 from attn_exp.explain.page import job_page
 from attn_exp.results.table import csv_text, table
 from attn_exp.tracking.base import tags
@@ -101,9 +101,8 @@ def test_compare_and_its_report_have_the_words(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("min_rounds", "call_us", "calls"),
-    [(5, 10.0, 12), (5, 42_000.0, 2), (7, 42_000.0, 3), (20, 10.0, 12), (20, 42_000.0, 4), (1, 42_000.0, 2)],
+    ("timer", "call_us", "calls"),
+    [("event", 10.0, 50), ("event", 1_500.0, 13), ("event", 42_000.0, 3), ("kernel", 10.0, 12)],
 )
-def test_few_rounds_are_checked_by_few_long_calls(min_rounds, call_us, calls):
-    assert calls_of_block(min_rounds, call_us) == calls
-    assert calls_of_block(20, 1_500.0) == 6
+def test_a_block_of_long_calls_has_few(timer, call_us, calls):
+    assert calls_of_block(timer, call_us) == calls

@@ -3,13 +3,12 @@
 import contextlib
 import http.server
 import importlib
+import json
 import shutil
 import socket
 import subprocess
 import sys
-import textwrap
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,10 @@ import sweeps
 
 from attn_exp.commands.explain import main as explain_main
 from attn_exp.commands.log import main as log_main
+from attn_exp.commands.ui import main as ui_main
 from attn_exp.core.errors import UserError
-from attn_exp.core.record import Record
-from attn_exp.core.record_file import FILE_NAME, write_record
+from attn_exp.core.record.file import FILE_NAME, write_record
+from attn_exp.core.record.record import Record
 from attn_exp.results.read import read_folder
 from attn_exp.tracking import SweepInfo, make_tracker
 from attn_exp.tracking.client import silence
@@ -51,10 +51,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def runs(server: servers.Server, experiment: str) -> list[Any]:
+def client_of(server: servers.Server) -> Any:
     from mlflow import MlflowClient
 
-    client = MlflowClient(server.uri)
+    return MlflowClient(server.uri)
+
+
+def runs(server: servers.Server, experiment: str) -> list[Any]:
+    client = client_of(server)
     found = client.get_experiment_by_name(experiment)
     return list(client.search_runs([found.experiment_id])) if found else []
 
@@ -77,45 +81,6 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     code = log_main(arguments)
     out, err = capsys.readouterr()
     return code, out, err
-
-
-def test_four_processes_log_one_sweep(server: servers.Server, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (home / "multirun" / "shared").mkdir(parents=True)
-    code = f"""
-        import sys
-        from pathlib import Path
-        from dataclasses import replace
-        import sweeps
-        from attn_exp.core.record_file import write_record
-        from attn_exp.tracking import SweepInfo, make_tracker
-        me, folder = int(sys.argv[1]), Path("multirun/shared").absolute()
-        tracker = make_tracker({{"name": "mlflow", "uri": "{server.uri}", "mlflow_experiment": "four"}})
-        tracker.open(SweepInfo("shared", folder, ""))  # a warning, where the machine is too busy for a fast answer
-        # One job is everybody's: it must be there once all the same.
-        for length in (64 * me, 64 * me + 1, 4096):
-            record = sweeps.job(of=sweeps.case(seq_len=length))
-            own = folder / record.request.job
-            own.mkdir(exist_ok=True)
-            write_record(replace(record, request=replace(record.request, sweep="shared")), own)
-            tracker.log(record, own)
-        print(tracker.close("FINISHED", []))
-    """
-    processes = [
-        subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), str(number)], cwd=home, env=cli.environment(),
-                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for number in (1, 2, 3, 4)
-    ]  # fmt: skip
-    assert [process.communicate(timeout=240) for process in processes] == [("None\n", "")] * 4
-    assert kinds(server, "four") == {"sweep": 1, "job": 9}
-    found = runs(server, "four")
-    (parent,) = [run for run in found if run.data.tags["attn_exp.kind"] == "sweep"]
-    assert {run.data.tags.get("mlflow.parentRunId") for run in found} == {None, parent.info.run_id}
-    # Their artifacts came through the server, into its own store.
-    assert len(list(server.artifacts.glob(f"{parent.info.experiment_id}/*/artifacts/{FILE_NAME}"))) == 9
-    code_, out, err = said(capsys, "shared", f"tracker.uri={server.uri}", "tracker.mlflow_experiment=four")
-    assert (code_, err) == (0, "")
-    assert out == f"shared: 9 records, 0 new, 9 there already, in MLflow at {server.uri}\n"
-    assert kinds(server, "four")["job"] == 9
 
 
 def test_a_replay_twice_is_once_wherever_the_folder_lies_and_names_what_is_broken(
@@ -164,6 +129,25 @@ def test_a_run_of_a_server_is_explained_from_what_the_server_has(
         assert (out, err.count("\n")) == ("", 1) and wanted in err
 
 
+def test_a_server_has_the_sweep_s_charts_and_ui_prints_their_addresses(
+    server: servers.Server, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_sweep(home)
+    assert log_main(["first", f"tracker.uri={server.uri}", "tracker.mlflow_experiment=charts"]) == 0
+    (parent,) = [run for run in runs(server, "charts") if run.data.tags["attn_exp.kind"] == "sweep"]
+    experiment = client_of(server).get_experiment_by_name("charts")
+    capsys.readouterr()
+    assert ui_main(["first", f"uri={server.uri}", "mlflow_experiment=charts"]) == 0
+    charts, page, *_ = capsys.readouterr().out.splitlines()
+    list_of_runs = f"{server.uri}/#/experiments/{experiment.experiment_id}/runs?workflowType=machine_learning"
+    assert charts.startswith(f"{list_of_runs}&viewStateShareKey=attn_exp_")
+    assert page == f"its answer: {server.uri}/#/experiments/{experiment.experiment_id}/runs/{parent.info.run_id}"
+    key = charts.partition("viewStateShareKey=")[2].partition("&")[0]
+    state = json.loads(experiment.tags[f"mlflow.sharedViewState.{key}"])
+    titles = [card["displayName"][:10] for card in state["compareRunCharts"]]
+    assert len(set(titles)) == len(titles) == 10
+
+
 def test_a_duel_is_replayed_with_its_verdicts(
     server: servers.Server, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -199,24 +183,18 @@ def logged(tracker: Any, home: Path, records: list[Record]) -> str | None:
     return tracker.close("FINISHED", [])
 
 
-@pytest.mark.parametrize("how", ["full", "not writable"])
 def test_an_artifact_store_that_takes_no_files_is_told_and_replayed(
-    server: servers.Server, home: Path, how: str, capsys: pytest.CaptureFixture[str]
+    server: servers.Server, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name = how.replace(" ", "-")
-    records = a_sweep(home)
+    name, records = "not-writable", a_sweep(home)
     tracker = tracker_for(server.uri, name)
     assert tracker.open(SweepInfo("first", home / "multirun" / "first", "")) is None
     with contextlib.ExitStack() as held:
-        if how == "full":
-            server.limit_file_size(100)
-            held.callback(server.limit_file_size, -1)
-        else:
-            away = server.artifacts.with_name("away")
-            server.artifacts.rename(away)
-            server.artifacts.write_text("")
-            held.callback(away.rename, server.artifacts)
-            held.callback(server.artifacts.unlink)
+        away = server.artifacts.with_name("away")
+        server.artifacts.rename(away)
+        server.artifacts.write_text("")
+        held.callback(away.rename, server.artifacts)
+        held.callback(server.artifacts.unlink)
         warning = logged(tracker, home, records)
     assert warning is not None
     assert "lacks 4 records (its artifact store accepted no files (full or read-only?), see its log: " in warning
@@ -245,20 +223,6 @@ def test_a_server_that_is_away_at_the_start_is_told_and_stored_into_when_it_is_b
     assert kinds(server, "late") == {"sweep": 1, "job": 4}
 
 
-def test_a_database_server_that_is_away_is_noticed_within_seconds_and_not_after_mlflow_s_ten_tries(home: Path) -> None:
-    records, port = a_sweep(home), servers.free_port()
-    tracker = tracker_for(f"postgresql://u:PW@127.0.0.1:{port}/x", "away")
-    began = time.monotonic()
-    warning = tracker.open(SweepInfo("first", home / "multirun" / "first", ""))
-    tracker.log(records[0], home / "multirun" / "first" / records[0].request.job)
-    tracker.settle()
-    lacking = tracker.close("FINISHED", [])
-    assert time.monotonic() - began < 40
-    assert "stores nothing yet (it cannot be reached: Connection refused)" in (warning or "")
-    assert "lacks 1 record (it cannot be reached: Connection refused)" in (lacking or "")
-    assert "PW" not in f"{warning} {lacking}"
-
-
 def test_a_sweep_whose_server_was_lost_ends_with_the_command_that_stores_it(
     server: servers.Server, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -268,7 +232,8 @@ def test_a_sweep_whose_server_was_lost_ends_with_the_command_that_stores_it(
     importlib.import_module("mlflow")
     place = ("tracker=server", f"tracker.uri=http://127.0.0.1:{port}", "tracker.mlflow_experiment=lost")
     code, out, err = typed(*cli.QUICK, "backend=eager", "isolation=none", "sweep=lost", *place)
-    assert code == 0, err
+    # None of its records is stored.
+    assert code == 1, err
     assert "stores nothing yet (it cannot be reached: Connection refused): the sweep continues" in out + err
     command = (out + err).rpartition("store them with: ")[2].splitlines()[0].split()
     assert command == ["attn-exp", "log", "lost", *(word.removeprefix("tracker.") for word in place[1:])]
@@ -294,9 +259,7 @@ def test_a_replay_into_a_server_that_is_away_says_so_in_one_sentence(
     ("status", "wanted"),
     [
         (401, r"refuses this user \(go away\): set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"),
-        (403, "refuses this user"),
         (404, r"is not an MLflow server: use tracker\.uri=http://HOST:5000"),
-        (200, "is not an MLflow server"),
     ],
 )
 def test_a_server_that_refuses_is_the_user_s_mistake_before_anything_is_measured(
@@ -319,15 +282,9 @@ def test_a_server_that_refuses_is_the_user_s_mistake_before_anything_is_measured
     [
         (["frist"], "there is no sweep 'frist': did you mean 'first'?"),
         (["first", "tracker=none"], "stores nothing: choose tracker=mlflow or tracker=server"),
-        (["first", "tracker=sever"], "did you mean 'server'?"),
         (["first", "--uri"], "uri= needs a value: write uri=VALUE"),
         (["first", "--urli=x"], "there is no option 'urli=': did you mean 'uri'?"),
-        (["first", "model=gpt2"], "there is no option 'model=': "),
         (["tracker=server"], "no SWEEP was given: write one, for example attn-exp log first"),
-        (["first", f"tracker.uri=http:/me:{PLANTED}@host"], "tracker.uri=http:/host names no server"),
-        (["first", f"tracker.uri=http://me:{PLANTED}@host:port"], "names no host and port"),
-        (["first", f"tracker.uri=me:{PLANTED}@host"], "is not one of sqlite, http"),
-        (["first", "tracker.artifacts=s3://me:secret-of-mine@bucket"], "had a password"),
         (["empty"], "has no records"),
     ],
 )

@@ -1,64 +1,32 @@
-"""The session by itself: what it does when the output, the end or the choices are not as they should be."""
+"""The session by itself: what it does when the end or the choices are not as they should be."""
 
-import errno
 import io
-from collections import deque
 from dataclasses import replace
 
 import pytest
 import sweeps
-from fakes import make_record, make_request
+from fakes import make_record
 
 from attn_exp.commands import run as run_module
 from attn_exp.compare.answer import compare_read
 from attn_exp.compare.choice import Choice
 from attn_exp.compare.pages import page
 from attn_exp.compare.render import text_of
-from attn_exp.core.record_file import write_record
 from attn_exp.results import read as read_module
-from attn_exp.results.result import Result
 from attn_exp.run import session as session_module
 from attn_exp.run.context import SweepContext
-from attn_exp.run.job_queue import JobQueue
 from attn_exp.run.progress import Progress
 from attn_exp.run.session import Session
 from attn_exp.run.summary import summary_of
-from attn_exp.run.worker import Outcome
-from attn_exp.tracking.none import NoTracker
+from attn_exp.tracking.base import Tracker
 
 
-class Full(io.StringIO):
-    """A terminal's output on a disk that is full."""
-
-    def isatty(self):
-        return True
-
-    def write(self, text):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-
-class Closed(NoTracker):
+class Closed(Tracker):
     def __init__(self):
         self.ends = []
 
     def close(self, status, artifacts, **more):
         self.ends.append(status)
-
-
-class Measures:
-    """Leaves a record for each job that it is asked to run."""
-
-    def __init__(self):
-        self.asked, self.pending = [], deque()
-
-    def submit(self, folder):
-        self.asked.append(folder.name)
-        self.pending.append(folder)
-
-    def wait(self):
-        folder = self.pending.popleft()
-        write_record(replace(make_record(request=replace(make_request(), device="cuda"))), folder)
-        return Outcome(folder)
 
 
 @pytest.fixture
@@ -69,14 +37,6 @@ def current(tmp_path):
     return found
 
 
-def test_an_output_that_takes_nothing_does_not_end_the_sweep():
-    progress = Progress(Full())
-    progress.running("flash")
-    progress.say("one")
-    progress.say("two")
-    progress.end()
-
-
 def test_whatever_fails_at_the_end_the_store_is_closed(current, monkeypatch):
     def broken(folder, **options):
         raise RuntimeError("no table")
@@ -85,30 +45,6 @@ def test_whatever_fails_at_the_end_the_store_is_closed(current, monkeypatch):
     with pytest.raises(RuntimeError, match="no table"):
         current.close("FINISHED")
     assert current.context.tracker.ends == ["FAILED"]
-
-
-class Dying:
-    """A worker that notes when it is killed, and when its end is waited for."""
-
-    def __init__(self, noted):
-        self.noted = noted
-
-    def interrupt(self):
-        self.noted.append("killed")
-
-    def close(self):
-        self.noted.append("waited for")
-
-
-@pytest.mark.parametrize(
-    ("status", "order"),
-    [("FINISHED", ["killed", "FINISHED", "waited for"]), ("KILLED", ["waited for", "KILLED", "waited for"])],
-)
-def test_a_finished_sweep_is_stored_while_its_worker_dies(current, status, order):
-    noted = []
-    current._worker, current.context.tracker.ends = Dying(noted), noted
-    current.close(status)
-    assert noted == order
 
 
 def test_a_stopped_sweep_says_of_how_many_jobs_it_has_records_until_it_has_all(current, tmp_path):
@@ -134,37 +70,6 @@ def test_a_stopped_sweep_says_of_how_many_jobs_it_has_records_until_it_has_all(c
     whole = read_module.read_folder(tmp_path)
     assert ": 2 records (" in repr(whole) and not page(compare_read(Choice(), [whole])).headline.warnings
     assert summary_of(whole.results, None, print, whole.planned).description == "2 jobs: 2 ok"
-
-
-def test_two_choices_that_are_one_job_are_measured_once(current, tmp_path):
-    worker = Measures()
-    current._queue, current.ahead = JobQueue(worker, tmp_path), 1
-    request = replace(make_request(), device="cuda")
-    for _ in range(2):
-        current.submit(request, pytest.fail)
-    current.drain()
-    assert worker.asked == [request.job]
-    assert (current.progress.done, current.progress.kept) == (1, 1)
-
-
-def test_the_end_of_a_sweep_decodes_each_record_once_for_tables_curves_and_plots(current, tmp_path, monkeypatch):
-    sweeps.write(tmp_path, [sweeps.job("math"), sweeps.job("flash"), sweeps.job("eager")])
-    decoded, whole = [], []
-    decode, read_whole = read_module.decode, Result.record
-
-    def counted(content, path):
-        decoded.append(path.parent.name)
-        return decode(content, path)
-
-    monkeypatch.setattr(read_module, "decode", counted)
-    # Samples are not among the results: the plot of samples reads them.
-    monkeypatch.setattr(Result, "record", lambda result: whole.append(result.job) or read_whole(result))
-    current._plots = True
-    current.close("FINISHED")
-    assert len(decoded) == len(set(decoded)) == 3
-    assert len(whole) == len(set(whole))
-    assert (tmp_path / "table.csv").is_file() and list((tmp_path / "plots").iterdir())
-    assert current.context.tracker.ends == ["FINISHED"]
 
 
 @pytest.mark.parametrize(

@@ -8,24 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from attn_exp.attention.edge_sample import edge_sample
 from attn_exp.attention.expected import expected
 from attn_exp.attention.formula import formula, hidden_keys
-from attn_exp.attention.fresh_inputs import State
 from attn_exp.attention.inputs import Inputs, make_inputs
-from attn_exp.attention.probe import Probe, draw_places, probe_errors
-from attn_exp.attention.reference import reference, sink_gradients
-from attn_exp.attention.sampled import sampled_reference
+from attn_exp.attention.reference import reference
 from attn_exp.attention.sinks import sinks_of
 from attn_exp.attention.verdict import verdict
-from attn_exp.backends.base import Calls, calls_of
+from attn_exp.backends.base import calls_of
 from attn_exp.backends.eager import Eager
 from attn_exp.backends.supports import Supports
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
+from attn_exp.core.case.flops import compulsory_bytes, flops
 from attn_exp.core.errors import UserError
-from attn_exp.core.flops import compulsory_bytes, flops
-from attn_exp.core.hunting import Example, Outcome, overrides
-from attn_exp.hunt.judge import Judge as HuntingJudge
 
 NAMES = ("out", "dq", "dk", "dv", "d_sink")
 
@@ -76,30 +70,13 @@ def off(found: torch.Tensor, right: torch.Tensor) -> float:
     return float((found.detach().double() - right).norm() / right.norm().clamp(min=1e-9))
 
 
-@pytest.mark.parametrize("seeds", [range(first, first + 40) for first in (0, 40, 80)])
-def test_all_references_are_brute_forces(seeds: range) -> None:
-    for seed in seeds:
+def test_the_reference_equals_brute_force() -> None:
+    for seed in range(30):
         one = random_case(seed)
         inputs = make_inputs(one, "cpu", seed, with_gradients=True)
-        right = brute_force(one, inputs)
         found = reference(one, inputs, with_gradients=True, precision=torch.float64)
-        d_sink, usual = sink_gradients(one, inputs, torch.arange(one.kv_heads))
-        # That of few heads may cancel.
-        assert (d_sink - right["d_sink"]).norm() < 1e-5 * usual * one.q_heads**0.5, one
-        for name in NAMES[:-1]:
-            # A query that sees one key has no gradient.
-            assert off(found[name], right[name]) < 2e-6 or right[name].norm() < 1e-6, (one, name)
-        part = sampled_reference(one, inputs, with_gradients=True)
-        for name, tensor in part.tensors.items():
-            rows = part.places[name].of(right[name])
-            assert off(tensor, rows) < 1e-5 or rows.norm() < 1e-6, (one, name)
-        sample = edge_sample(one, inputs, with_gradients=True)
-        batch, head = sample.heads
-        assert off(sample.out, right["out"][batch, head][:, sample.rows]) < 1e-9
-        places = draw_places(one, torch.device("cpu"), 1)[0]
-        for name in ("out", "dq"):
-            probe = Probe(places, places.of(right[name]).squeeze(0).float(), State({}), 1)
-            assert probe_errors(one, inputs, [probe], name, 1.0)[0][0] < 1e-4, (one, name)
+        right = brute_force(one, inputs)
+        assert all(off(found[name], right[name]) < 2e-6 for name in found), one
 
 
 def test_sinks_differ_by_head_and_take_a_share_of_the_weight() -> None:
@@ -156,42 +133,6 @@ def test_a_sink_is_true_or_false() -> None:
         case(sink=3)
     with pytest.raises(UserError, match="has no sinks: set sink=false"):
         case(workload="decoder_layer", mlp_dim=64, causal=True, layout="bhsd")
-
-
-class Mistaken(Eager):
-    """Eager with a mistake in its sinks: `ignored`, `of_another_head`, `no_gradient` or none."""
-
-    def __init__(self, mistake: str) -> None:
-        super().__init__("mistaken")
-        self.mistake = mistake
-
-    def prepare(self, case: Case, inputs: Inputs) -> Calls:
-        sink, mask = inputs.sink, None if case.dense else hidden_keys(case, 0, case.q_len, inputs.q_bhsd.device)
-        assert sink is not None
-        used = {"ignored": sink - 100, "of_another_head": sink.roll(1, 1), "no_gradient": sink.detach() + 0 * sink}
-        return calls_of(partial(formula, case, mask, sinks=used.get(self.mistake, sink)), inputs)
-
-
-def hunted(mistake: str, seed: int) -> Outcome:
-    one = case(q_len=60, kv_len=60, head_dim=32, causal=seed % 2 == 0, dtype="bfloat16" if seed % 3 else "float32")
-    return HuntingJudge(Mistaken(mistake), "cpu").outcome(Example(case=one, backward=True, seed=seed))
-
-
-@pytest.mark.parametrize("mistake", ["ignored", "of_another_head", "no_gradient"])
-def test_a_hunt_finds_wrong_sinks(mistake: str) -> None:
-    found = hunted(mistake, 1)
-    assert found.status == "inaccurate", found
-    assert mistake != "no_gradient" or found.tensor == "d_sink"
-
-
-def test_a_hunt_finds_nothing_where_sinks_are_right() -> None:
-    for seed in range(4):
-        assert hunted("", seed).status == "ok"
-
-
-def test_a_hunt_draws_sinks_and_the_case_is_typed_with_them() -> None:
-    example = Example(case=case(q_len=8, kv_len=8), backward=True)
-    assert "sink=true" in overrides(example, "cpu") and example.fields["sink"] is True
 
 
 def test_backends_without_sinks_say_so() -> None:

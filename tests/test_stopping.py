@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 
 from attn_exp.core.conf import conf_folder, read_yaml
-from attn_exp.core.flags import timing_flags
+from attn_exp.core.record.flags import timing_flags
 from attn_exp.timers import loop
-from attn_exp.timers.loop import Block, Cost, Entry, sample, sample_rivals
+from attn_exp.timers.loop import Block, Cost, sample
 from attn_exp.timers.stopping import StoppingRule
 from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.measure import measure
 
 RULES = {
-    path.stem: StoppingRule(**{key: value for key, value in read_yaml(path).items() if key != "settle_s"})
+    path.stem: StoppingRule(
+        **{key: value for key, value in read_yaml(path).items() if key not in ("settle_s", "regime")}
+    )
     for path in (conf_folder() / "stopping").glob("*.yaml")
 }
 PATIENT = RULES["percent"]
@@ -47,7 +49,7 @@ def test_a_calm_pass_costs_no_more_with_patience(monkeypatch):
     assert calm[5.0].stop_reason in ("precise", "budget") and len(calm[5.0].times_us) <= 5 * 12
 
 
-@pytest.mark.parametrize("sd", [0.03, 0.06, 0.1])
+@pytest.mark.parametrize("sd", [0.1, 0.2])
 def test_an_unstable_pass_goes_on_until_it_is_not_in_at_most_the_most_rounds(monkeypatch, sd):
     short = sample(Noisy(monkeypatch, sd), lambda: None, RULES["quick"])
     assert (short.stop_reason, timing_flags(short, ())) >= ("budget", {"unstable"})
@@ -55,22 +57,17 @@ def test_an_unstable_pass_goes_on_until_it_is_not_in_at_most_the_most_rounds(mon
     assert (long.stop_reason, "unstable" in timing_flags(long, ())) == ("budget", False)
     assert len(long.times_us) > len(short.times_us)
     assert list(long.rounds) == sorted(long.rounds)
-    assert set(long.rounds) == set(range(max(long.rounds) + 1)) and max(long.rounds) < 40
+    assert set(long.rounds) == set(range(max(long.rounds) + 1)) and max(long.rounds) < 80
     lengths = [long.rounds.count(index) for index in set(long.rounds)]
     # All rounds are of one length, but for the one that was under way when an odd number of them was joined.
     assert long.notes["calls_per_round"] == statistics.mode(lengths) == max(lengths)
 
 
 def test_patience_has_an_end(monkeypatch):
-    timer = Noisy(monkeypatch, 0.5)
+    timer = Noisy(monkeypatch, 3.0)
     timing = sample(timer, lambda: None, PATIENT)
     assert timing.stop_reason == "budget" and "unstable" in timing_flags(timing, ())
     assert PATIENT.patience_s <= timer.now <= 1.1 * PATIENT.patience_s
-
-
-def test_the_most_rounds_are_kept_where_half_of_them_would_be_too_few(monkeypatch):
-    timing = sample(Noisy(monkeypatch, 0.5), lambda: None, StoppingRule(0.01, 5, 9, 0.05, 5.0))
-    assert (timing.stop_reason, max(timing.rounds)) == ("max_rounds", 8)
 
 
 def test_rounds_that_can_never_be_enough_are_an_error_and_no_endless_sampling():
@@ -81,16 +78,10 @@ def test_rounds_that_can_never_be_enough_are_an_error_and_no_endless_sampling():
     assert "cannot be reached" in record.reason
 
 
-def test_rivals_get_their_budget_alone(monkeypatch):
-    timer = Noisy(monkeypatch, 0.5)
-    sample_rivals([Entry(timer, lambda: None)] * 2, StoppingRule(0.01, 5, 40, 0.2, 5.0))
-    assert timer.now < 0.5
-
-
 def test_the_choices_differ_as_their_names_say(monkeypatch):
     taken = {}
     for name, rule in RULES.items():
-        timer = Noisy(monkeypatch, 0.05)
+        timer = Noisy(monkeypatch, 0.1)
         timing = sample(timer, lambda: None, rule)
         taken[name] = (timer.now, "unstable" in timing_flags(timing, ()))
     assert [name for name, (_, unstable) in taken.items() if unstable] == ["quick"]
@@ -126,10 +117,8 @@ def test_no_patience_and_no_time_to_settle_are_jobs_of_their_own(monkeypatch, tm
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ("stopping.min_rounds=50", "stopping.min_rounds=50 stopping.max_rounds=40 cannot be met"),
+        ("stopping.min_rounds=90", "stopping.min_rounds=90 stopping.max_rounds=80 cannot be met"),
         ("stopping.patience_s=-1", "stopping.patience_s=-1.0 is not between 0 and 3600 seconds"),
-        ("stopping.patience_s=5000", "stopping.patience_s=5000.0 is not between 0 and 3600 seconds"),
-        ("stopping.precision=0", "stopping.precision=0.0 is not between 0 and 1"),
         ("stopping=nonsense", "stopping"),
         ("stop_on=[[]]", "stop_on=[] is no list of statuses: write stop_on=[inaccurate]"),
     ],

@@ -1,29 +1,20 @@
-import contextlib
-import copy
-import os
-import time
-from typing import ClassVar
-
 import pytest
 from cli import QUICK, complaints, records, run
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
-from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from inprocess import typed
 from omegaconf import OmegaConf
 
 from attn_exp.config.compose import prepare_hydra
 from attn_exp.core.conf import conf_folder
-from attn_exp.core.errors import UserError
-from attn_exp.core.record import Record
-from attn_exp.core.record_file import FILE_NAME, write_record
-from attn_exp.core.request import Request
+from attn_exp.core.record.file import FILE_NAME, write_record
+from attn_exp.core.record.record import Record
 from attn_exp.run.context import SweepContext
 from attn_exp.run.session import Session
-from attn_exp.sweep.product import Composer, check_choices
-from attn_exp.tracking.none import NoTracker
+from attn_exp.sweep.product import Composer
+from attn_exp.tracking.base import Tracker
 
 SPREAD = [
     [],
@@ -88,29 +79,12 @@ def test_a_job_is_composed_as_hydra_composes_it(loader, composer):
     whole = master(loader)
     every = [loader.load_sweep_config(whole, overrides) for overrides in SPREAD]
     for overrides, theirs in [*zip(SPREAD, every, strict=True), *reversed(list(zip(SPREAD, every, strict=True)))]:
-        ours = composer.compose(overrides)
-        assert OmegaConf.to_container(ours) == OmegaConf.to_container(theirs), overrides
-        assert ours.hydra.overrides.task == theirs.hydra.overrides.task
         own = OmegaConf.masked_copy(theirs, [name for name in theirs if name != "hydra"])
         assert OmegaConf.to_container(composer.case(overrides)) == OmegaConf.to_container(own), overrides
         if overrides != ["~timer.also"]:
             assert OmegaConf.to_container(composer.case(overrides), resolve=True) == OmegaConf.to_container(
                 own, resolve=True
             )
-
-
-def test_a_job_is_asked_for_as_its_configuration_says_whatever_was_asked_before(composer):
-    for overrides in [*SPREAD, *WRONG, *reversed(SPREAD), *SPREAD[::2]]:
-        if overrides in WRONG:
-            with pytest.raises(HydraException):
-                composer.request(overrides)
-            continue
-        try:
-            wanted = Session().request(composer.case(overrides))
-        except UserError as error:
-            wanted = str(error)
-        found = composer.request(overrides)
-        assert (str(found) if isinstance(found, UserError) else found) == wanted, overrides
 
 
 AXES = [
@@ -134,79 +108,15 @@ def test_what_all_jobs_share_is_applied_once_and_changes_none_of_them(loader, co
         assert str(together.request(overrides)) == str(composer.request(overrides))
 
 
-@pytest.mark.parametrize(
-    ("axes", "refused"),
-    [
-        ([["+model.window=32", "+model.window=64"], ["+window=512"]], [True, True]),
-        ([["seq_len=5", "seq_len=6"], ["~kv_len=5"]], [False, True]),
-    ],
-    ids=str,
-)
-def test_what_looks_at_another_choice_is_refused_where_hydra_refuses_it(loader, axes, refused):
-    jobs, whole = product(axes), master(loader)
-    together = Composer(loader, whole, Session().request, jobs)
-    for overrides, wrong in zip(jobs, refused, strict=True):
-        for compose in (lambda texts: loader.load_sweep_config(whole, list(texts)), together.request):
-            with pytest.raises(HydraException) if wrong else contextlib.nullcontext():
-                compose(overrides)
-
-
 def test_what_hydra_refuses_is_refused(loader, composer):
     whole = master(loader)
     for overrides in WRONG:
         with pytest.raises(HydraException):
             loader.load_sweep_config(whole, overrides)
         with pytest.raises(HydraException):
-            composer.compose(overrides)
+            composer.case(overrides)
         with pytest.raises(HydraException):
             composer.request(overrides)
-
-
-def test_a_job_leaves_no_trace_in_the_next_one(composer):
-    plain = copy.deepcopy(composer.compose(["backend=flash"]))
-    composer.compose(["backend=flash", "+backend.window=3", "model.q_heads=4", "timer.also=[event]"])
-    composer.case(["backend=flash", "+backend.window=3", "~seed"])
-    assert composer.compose(["backend=flash"]) == plain
-
-
-def test_group_choices_are_composed_once_whatever_the_grid_is(loader, composer, monkeypatch):
-    composed = []
-    whole = loader.load_sweep_config
-    monkeypatch.setattr(
-        loader, "load_sweep_config", lambda master, texts: composed.append(texts) or whole(master, texts)
-    )
-    for backend in ("flash", "math"):
-        for batch in range(1, 20):
-            assert isinstance(composer.request([f"backend={backend}", f"batch={batch}"]), Request)
-    assert composed == [["backend=flash"], ["backend=math"]]
-
-
-@pytest.mark.parametrize(
-    "axes",
-    [
-        [["batch=1", "batch=x"], ["seq_len=64", "seq_len=32"]],
-        [["batch=1", "batch=2"], ["seq_len=64", "seq_len=32", "seq_len=-1"]],
-        [["model=gpt2"], ["model.kv_heads=4", "model.kv_heads=5"]],
-        [["device=cpu", "device=cuda"], ["batch=1", "batch=2"]],
-        [["timer=cpu", "timer=kernel"]],
-    ],
-    ids=str,
-)
-def test_a_value_that_is_wrong_in_every_combination_is_found_first(composer, axes):
-    with pytest.raises(UserError):
-        check_choices(composer.request, product(axes))
-
-
-@pytest.mark.parametrize("name", ["backend=nope", "bach=1"])
-def test_hydras_own_errors_pass_through_the_check(composer, name):
-    with pytest.raises(HydraException):
-        check_choices(composer.request, product([["batch=1"], ["seed=1", name]]))
-
-
-def test_values_that_are_possible_in_some_combination_pass(composer):
-    # kv_heads=3 divides 12 heads but not 16, kv_heads=8 the other way round, and the first combination is impossible.
-    axes = [["model.q_heads=12", "model.q_heads=16"], ["model.kv_heads=8", "model.kv_heads=3", "model.kv_heads=4"]]
-    check_choices(composer.request, product(axes))
 
 
 def product(axes):
@@ -214,13 +124,6 @@ def product(axes):
     for axis in axes:
         jobs = [(*job, value) for job in jobs for value in axis]
     return jobs
-
-
-def test_the_check_asks_for_each_value_and_not_for_each_combination(composer):
-    asked = []
-    axes = [[f"{key}={value}" for value in range(1, 21)] for key in ("batch", "seed", "seq_len")]
-    check_choices(lambda overrides: asked.append(overrides) or composer.request(overrides), product(axes))
-    assert len(set(asked)) == 3 * 19 + 1
 
 
 class FakeSession:
@@ -234,7 +137,7 @@ class FakeSession:
         self.impossible = []
 
     def submit(self, current, request, folder):
-        current.context = SweepContext("s", folder, NoTracker(), {}, print)
+        current.context = SweepContext("s", folder, Tracker(), {}, print)
         (folder / request.job).mkdir(parents=True, exist_ok=True)
         write_record(Record(request=request, status="unsupported", reason="not here"), folder / request.job)
         self.submitted.append(request.label)
@@ -278,33 +181,6 @@ def test_the_command_line_wins_over_what_a_stored_sweep_varies(call, monkeypatch
     )
 
 
-class Told(Callback):
-    """A callback of the user's own."""
-
-    heard: ClassVar[list[str]] = []
-
-    def on_job_start(self, config, **_):
-        self.heard.append(f"{config.hydra.job.num} {' '.join(config.hydra.overrides.task)}")
-
-
-def test_hydras_callbacks_and_environment_are_kept_where_somebody_set_them(call, monkeypatch, tmp_path):
-    fake = FakeSession(monkeypatch, tmp_path / "s")
-    arguments = ("-m", "device=cpu", "batch=1,2", "sweep=s")
-    assert call(*arguments, "+hydra.callbacks.told._target_=test_sweeper.Told")[0] == 0
-    import test_sweeper
-
-    assert test_sweeper.Told.heard == [f"{index} device=cpu batch={index + 1} sweep=s" for index in (0, 1)]
-    assert len(fake.submitted) == 2
-
-    set_to = []
-    fake = FakeSession(monkeypatch, tmp_path / "t")
-    submit = fake.submit
-    fake.submit = lambda *given: set_to.append(os.environ.get("OF_THE_USER")) or submit(*given)
-    assert call(*arguments, "+hydra.job.env_set.OF_THE_USER=yes")[0] == 0
-    assert set_to == ["yes", "yes"]
-    assert "OF_THE_USER" not in os.environ
-
-
 def test_a_sweep_that_was_stopped_at_an_inaccurate_job_stops_there_again(tmp_path):
     """Typed again it neither goes on behind it nor ends as if all were well."""
     (tmp_path / "conf" / "backend").mkdir(parents=True)
@@ -319,15 +195,32 @@ def test_a_sweep_that_was_stopped_at_an_inaccurate_job_stops_there_again(tmp_pat
     assert run(*arguments, cwd=tmp_path).returncode == 0
 
 
-def test_a_grid_that_nobody_waits_for_is_refused_before_it_is_made(call):
-    began = time.monotonic()
-    code, out, err = call("-m", "batch=range(1,1000000000)", "causal=true,false", "device=cpu")
-    assert (code, out) == (2, "") and time.monotonic() - began < 5
-    assert "1,999,999,998 combinations, of 999,999,999 values of batch, are more than 100,000" in err
-    code, out, err = call("-m", "batch=range(1,9,3)", "device=cpu", "backend=math", "dry_run=true")
-    assert (code, err) == (0, "") and "3 jobs: 3 would run" in out
-
-
 def test_equal_jobs_are_one(call):
     code, out, _ = call("-m", "batch=1,1,2", "backend=math,math", "device=cpu", "dry_run=true")
     assert code == 0 and "2 jobs: 2 would run" in out
+
+
+def test_an_option_goes_to_the_backends_that_have_it_and_multiplies_only_those(call):
+    code, out, err = call(
+        "-m", "backend=flash,priority", "backend.order=[math],[flash,math]", "device=cpu", "dry_run=true"
+    )
+    assert code == 0
+    assert "backend.order is no option of flash: they run without it" in err
+    assert [out.count(f"would run          {name} ") for name in ("flash", "priority")] == [1, 2]
+    code, out, _ = call("-m", "backend=flash,priority", "backend.order=[math]", "device=cpu", "dry_run=true")
+    assert (code, out.count("would run ")) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("backend=flash,math", "sweep=${backend.name}"), "sweep=${backend.name} is one for the whole sweep"),
+        (("batch=${oc.env:BATCH}",), """write 'batch="${oc.decode:${oc.env:NAME}}"'"""),
+        (("backend=flash,math", "backend.nope=1"), "the chosen backend has no key 'backend.nope'"),
+    ],
+)
+def test_what_cannot_be_for_each_job_is_refused_with_what_works(call, monkeypatch, words, said):
+    monkeypatch.setenv("BATCH", "2")
+    code, _, err = call("-m", *words, "device=cpu", "dry_run=true")
+    assert code == 2
+    assert said in err

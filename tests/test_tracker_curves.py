@@ -6,16 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import inprocess
 import pytest
 import sweeps
 from test_tracker_mlflow import config, logged, migrated, place, ready, runs_of  # noqa: F401
 
 from attn_exp import load
-from attn_exp.core.record import Record
-from attn_exp.plots.curves import curves
+from attn_exp.core.record.record import Record
 from attn_exp.results.read import Sweep, read_folder
 from attn_exp.run import closing
+from attn_exp.run.summary import curves
 from attn_exp.tracking.base import Curve
 
 needs_mlflow = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="needs mlflow")
@@ -52,14 +51,6 @@ def test_a_curve_is_one_backend_and_group_of_sizes_over_its_lengths(tmp_path: Pa
     assert [length for length, _ in one.points["forward/tflops_by_length"]] == [512, 1024, 4096]
     assert dict(one.points["backward/time_us_by_length"]) == {512: 250.0, 1024: 250.0, 4096: 250.0}
     assert one.params["backend"] == "flash" and one.params["causal"] == "True" and "q_len" not in one.params
-
-
-def test_there_are_none_of_one_length_or_of_nothing(tmp_path: Path) -> None:
-    assert curves(sweeps.sweep(tmp_path / "a", records(512)).results) == []
-    assert curves(sweeps.sweep(tmp_path / "b", [sweeps.failed()]).results) == []
-    # One backend that was measured at one length alone is a point, no curve.
-    more = [*records(512, 1024), sweeps.job("math", of=sweeps.case(seq_len=512))]
-    assert {curve.label for curve in curves(sweeps.sweep(tmp_path / "c", more).results)} == {"flash", "cudnn"}
 
 
 @needs_mlflow
@@ -136,10 +127,3 @@ def test_what_cannot_be_drawn_is_a_sentence(tmp_path: Path, monkeypatch: pytest.
     plots, found = drawn(sweeps.sweep(tmp_path / "a", records(512, 1024)), said)
     assert (plots, len(found), len(said)) == ([], 4, 1)
     assert said[0].startswith("no plots: ") and ("pip install" in said[0] if missing else said[0].endswith("no room"))
-
-
-def test_a_typo_in_plots_is_told_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    typed = inprocess.typed(monkeypatch, tmp_path)
-    code, _, err = typed("save_plots=maybe", "device=cpu", "tracker=none")
-    assert code == 2 and "save_plots=maybe is neither true nor false" in err
-    assert not (tmp_path / "multirun").exists()

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attn_exp.core.energy import Reading
-from attn_exp.core.flags import window_flags
-from attn_exp.core.window import Window, window_of
+from attn_exp.core.host.energy import Reading
+from attn_exp.core.record.flags import window_flags
+from attn_exp.core.record.window import window_of
 
 LIMITS = {"max_sm_clock_mhz": 1980, "power_limit_w": 700.0}
 POWER_W, STEP_S = 650.0, 0.02
@@ -155,15 +155,3 @@ def test_a_throttle_amid_the_window_is_flagged():
 )
 def test_a_clock_that_jumps_between_blocks_is_flagged(clocks, flags):
     assert window_flags(window(seen=readings(clock=clocks)), 1980) == flags
-
-
-def test_a_device_that_shows_nothing_has_a_window_without_figures():
-    assert window_flags(Window(note="no telemetry"), 1980) == set()
-    found = window(seen=[Reading(at=0.005 * n) for n in range(240)])
-    assert (found.readings > 100, found.clock_mhz, found.power_w, found.lost) == (True, None, None, False)
-
-
-@pytest.mark.parametrize("fields", [{}, {"at": "now"}, {"at": None}, {"at": 1.0, "power_w": float("nan")}, {"at": []}])
-def test_what_is_no_reading_is_refused(fields):
-    with pytest.raises((KeyError, TypeError, ValueError)):
-        Reading.of(fields)

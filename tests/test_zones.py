@@ -154,7 +154,7 @@ def upward_in_the_worker(graph):
 def test_the_worker_s_folder_has_floors_too():
     assert upward_in_the_worker(imports()) == []
     up = {"attn_exp.worker.machine.device": {"attn_exp.worker.attempt"}}
-    across = {"attn_exp.worker.judge.looks": {"attn_exp.worker.prepare", "attn_exp.worker.judge.linked"}}
+    across = {"attn_exp.worker.check.form": {"attn_exp.worker.prepare", "attn_exp.worker.check.values"}}
     assert len(upward_in_the_worker(up | across)) == 2
 
 

@@ -1,4 +1,4 @@
-"""Backends whose results depend on more than their inputs: on chance, the call, the batch, or the number of splits."""
+"""Backends whose results depend on more than their inputs: on chance, the call, or the batch."""
 
 import random
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from fakes import Honest
 from attn_exp.attention.formula import formula, hidden_keys
 from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import Calls, calls_of
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 
 # Calls since the bits of results began to be compared; None before. A test sets it.
 CALLS: list[int | None] = [None]
@@ -61,27 +61,6 @@ class SplitByBatch(Chunked):
         return 8 if case.batch == 1 else 1
 
 
-class SplitByOption(Chunked):
-    """As many chunks as its option says."""
-
-    def __init__(self, name: str, num_splits: int = 1) -> None:
-        super().__init__(name)
-        self.num_splits = num_splits
-
-    def count(self, case: Case) -> int:
-        return self.num_splits
-
-    def unsupported(self, case: Case, device: str) -> str | None:
-        return "no more than 4 splits" if self.num_splits > 4 else None
-
-
-class FixedSplit(SplitByOption):
-    """Takes the option, and sums in one order for every number of splits."""
-
-    def count(self, case: Case) -> int:
-        return 4
-
-
 class FirstRowOtherwise(Honest):
     """The first row of a batch is computed in float64, and all others are not."""
 
@@ -128,13 +107,6 @@ class MinusZeroInCall37(_Changed):
         bits[0, 0, 0, 0] = -(1 << 31) if number == 37 else 0
 
 
-class SameNan(_Changed):
-    """An element is NaN, the same one in every call."""
-
-    def change(self, bits: torch.Tensor, number: int) -> None:
-        bits[0, 0, 0, 0] = 0x7FC00001
-
-
 class OtherNanInCall37(_Changed):
     """An element is NaN, of another payload in one call."""
 
@@ -156,26 +128,6 @@ class NoMemoryInCall50(_Changed):
     def change(self, bits: torch.Tensor, number: int) -> None:
         if number == 50:
             raise torch.OutOfMemoryError("no room")
-
-
-class NoRoomForOtherBatches(Honest):
-    """Only one batch fits."""
-
-    batch: int | None = None
-
-    def prepare(self, case: Case, inputs: Inputs) -> Calls:
-        if case.batch != 2:
-            raise torch.OutOfMemoryError("no room")
-        return super().prepare(case, inputs)
-
-
-class OtherBatchesRaise(Honest):
-    """Only batches of two rows are computed."""
-
-    def prepare(self, case: Case, inputs: Inputs) -> Calls:
-        if case.batch != 2:
-            raise RuntimeError("a batch of two is expected")
-        return super().prepare(case, inputs)
 
 
 class GradientsByChance(Honest):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from attn_exp.api.guarded import Guarded
     from attn_exp.api.timed import Timed
-    from attn_exp.core.case import Case
+    from attn_exp.core.case.case import Case
 
     # q, k and v; or a case as overrides, `"batch=2 causal=true"` or `{"batch": 2}`, whose tensors are drawn.
     Given: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor] | str | Mapping[str, Any] | Case
@@ -39,22 +39,22 @@ def assert_not_slower(
     """Fail if `function(q, k, v)` is slower than another function by a margin, as a duel in this process decides.
 
     Both are judged as `attn_exp.time` does, and measured in turns, one block each (ABBA), so that a drift of the
-    machine meets both. In each pass it is slower if the mean ratio is at least the margin and beyond chance (at 1 %);
-    not slower if the whole 95 % interval of the ratio is below the margin; else that is undecided. Where other
-    programs used the machine, equal functions may differ by 25 %, and only what is beyond that as well decides.
+    machine meets both. In each pass it is slower if the mean ratio is at least the margin and beyond chance (at 1 %).
+    It is not slower if the whole 95 % interval of the ratio is below the margin; else that is undecided. If other
+    programs used the machine, equal functions may differ by 25 %, and only a difference beyond that as well decides.
 
     Args:
         function: takes q, k and v, and returns a tensor (batch, q_heads, q_len, value_dim) of their dtype.
         case: q, k and v; or a case in the keys of `attn-exp run`, as text (`"batch=2 seq_len=512 causal=true"`) or a
-            mapping, whose tensors are drawn at random, on the GPU if there is one (`device=cpu`).
+            mapping. Its tensors are drawn at random, on the GPU if there is one (`device=cpu`).
         than: the function to compare with, of the same arguments.
-        margin: the smallest difference that counts, as a share (0.03) or text (`"3%"`). What `attn-exp doctor` measured
-            equal functions to differ by is the least.
+        margin: the smallest difference that counts, as a share (0.03) or text (`"3%"`). The least is the difference of
+            equal functions that `attn-exp doctor` measured.
         undecided: whether it is a failure (`fail`) or a warning (`warn`) that nothing is decided.
         causal: whether a query sees only keys up to its own. A case says it itself.
-        align: where a causal mask starts if q_len is not kv_len, `top_left` by default. A case says it itself.
+        align: the alignment of a causal mask if q_len is not kv_len, `top_left` by default. A case says it itself.
         scale: the factor of the scores, 1 / sqrt(head_dim) by default.
-        reference: what is right, if it is not attention, as for `attn_exp.time`.
+        reference: the right function, if it is not attention, as for `attn_exp.time`.
         passes: some of `forward`, `backward` and `step`; by default the forward, and the backward if a tensor requires
             gradients.
         **choices: how to measure, as for `attn_exp.time`: `stopping={"budget_s": 30}`. By default a pass takes up to
@@ -102,10 +102,10 @@ def assert_correct(
     """Fail unless `function(q, k, v)` is right, as the judge of `attn_exp.time` finds.
 
     The results of its first call, of timed calls and of calls on other values are compared with float32
-    (`docs/accuracy.md`). The arguments are those of `assert_not_slower`; it is timed briefly.
+    (`docs/checks.md`). The arguments are those of `assert_not_slower`; it is timed briefly.
 
     Returns:
-        What `attn_exp.time` returns.
+        The result of `attn_exp.time`.
 
     Raises:
         AssertionError: it is not right, or it raises; the message is one sentence.

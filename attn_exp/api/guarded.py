@@ -1,11 +1,10 @@
-"""What `attn_exp.assert_not_slower` and `assert_correct` do: tensors for a case, a duel of functions, its verdict."""
+"""Steps of `attn_exp.assert_not_slower` and `assert_correct`: tensors for a case, a duel of functions, its verdict."""
 
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from attn_exp.api.choices import overrides_of
 from attn_exp.api.timed import (
     CHOICES,
     Timed,
@@ -14,22 +13,22 @@ from attn_exp.api.timed import (
     drawn_tensors,
     label_of,
     measured_alike,
+    overrides_of,
     request_of,
 )
-from attn_exp.config.aside import hydra_aside
 from attn_exp.config.compose import compose_config, resolved_config
-from attn_exp.config.overrides import override_key
+from attn_exp.config.overrides import hydra_aside, override_key
 from attn_exp.config.request import request_from_config
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 from attn_exp.core.errors import UserError, nearest
-from attn_exp.core.flags import FLAGS
-from attn_exp.core.paired_test import PairedComparison
-from attn_exp.core.record import Record
+from attn_exp.core.host.nvml import visible_gpus
+from attn_exp.core.record.flags import FLAGS
+from attn_exp.core.record.record import Record
+from attn_exp.core.stats.paired import PairedComparison
 from attn_exp.core.values import share
 from attn_exp.results.calibration import device_key, margin_for
 from attn_exp.results.result import result_of
 from attn_exp.run.duel import BUDGET_S, BUSY_MARGIN, compare_pairs, interference
-from attn_exp.run.gpus import visible_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +41,7 @@ Outcome = Literal["not slower", "slower", "undecided"]
 # The keys of `attn-exp run` that say a case, and how its tensors are drawn.
 _OF_CASE = (
     "model", "dtype", "batch", "seq_len", "q_len", "kv_len", "mask", "causal", "align", "window", "prefix", "chunk",
-    "softcap", "sink", "alibi", "bias", "layout", "device", "seed",
+    "softcap", "sink", "alibi", "bias", "latent", "page_size", "layout", "device", "seed",
 )  # fmt: skip
 # A judgement needs timed calls, and few of them.
 _BRIEF = {"min_rounds": 2, "max_rounds": 2, "budget_s": 0.01, "patience_s": 0, "settle_s": 0}
@@ -50,12 +49,12 @@ _BRIEF = {"min_rounds": 2, "max_rounds": 2, "budget_s": 0.01, "patience_s": 0, "
 
 @dataclass(frozen=True)
 class Guarded:
-    """What a duel of a function with another one found.
+    """Findings of a duel of a function with another one.
 
     Attributes:
         verdict: `not slower`, `slower`, or `undecided`: the worst of the passes.
-        passes: of each pass the verdict, and the ratio minus 1 of the function's time over the other's as `.effect`,
-            with its 95 % interval from `.low` to `.high`.
+        passes: the verdict of each pass. Its `.effect` is the function's time over the other's, minus 1, with a 95 %
+            interval from `.low` to `.high`.
         sentences: a sentence for each pass.
         records: the function's record and the other's, samples included.
     """
@@ -227,7 +226,9 @@ def _composed(given: "str | Mapping[str, Any] | Case") -> tuple[Case, str, int]:
         config = resolved_config(compose_config(overrides, "guard"), overrides)
     request = request_from_config(config, visible_gpus())
     case = given if isinstance(given, Case) else request.case
-    for name, what in (("sink", "sinks: set sink=false"), ("bias", "bias: set bias=null")):
+    others = {"sink": "sinks: set sink=false", "bias": "bias: set bias=null", "latent": "latents: set latent=false"}
+    others |= {"page_size": "pages: set page_size=null"}
+    for name, what in others.items():
         if getattr(case, name):
             raise UserError(f"a function of q, k and v has no {what}")
     return case, request.device, request.measuring.seed

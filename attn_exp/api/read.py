@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from attn_exp.compare.changes import Changes
     from attn_exp.compare.comparison import Comparison
     from attn_exp.compare.history import History
-    from attn_exp.compare.published import Published
     from attn_exp.compare.rivals import Rivals
     from attn_exp.results.read import Sweep as AnySweep
 
@@ -32,8 +31,6 @@ class Keys(TypedDict, total=False):
     folder: str | Path
     uri: str
     mlflow_experiment: str
-    # The earlier name of mlflow_experiment.
-    experiment: str
 
 
 class RankingKeys(Keys, total=False):
@@ -49,16 +46,14 @@ def load(
     folder: str | Path = "multirun",
     uri: str | None = None,
     mlflow_experiment: str = "attn_exp",
-    experiment: str | None = None,
 ) -> Sweep:
     """Load the results of one sweep from its folder or from an MLflow store.
 
     Args:
         name: the sweep's name in `folder`, or the path of its folder.
-        folder: where the folders of sweeps are.
+        folder: the folder of the sweeps' folders.
         uri: the MLflow store to read from instead, for example `sqlite:///mlruns/mlflow.db`.
         mlflow_experiment: the experiment in that store.
-        experiment: the earlier name of `mlflow_experiment`.
 
     Returns:
         The sweep: its rows, `.answer`, `.to_frame()`, `.plot()` and `.report()`; `.broken` says which files could not
@@ -72,7 +67,7 @@ def load(
     from attn_exp.compare.choice import Choice
     from attn_exp.core.errors import UserError
 
-    choice = Choice(folder=str(folder), uri=uri, mlflow_experiment=experiment or mlflow_experiment)
+    choice = Choice(folder=str(folder), uri=uri, mlflow_experiment=mlflow_experiment)
     sweeps = read_sweeps(choice, [str(name)])
     if len(sweeps) != 1:
         raise UserError(f"{name} names {len(sweeps)} sweeps: load one at a time")
@@ -85,8 +80,6 @@ def compare(sweep: Sweeps, **keys: Unpack[RankingKeys]) -> Rivals: ...
 def compare(sweep: Sweeps, against: Sweeps, **keys: Unpack[Keys]) -> Changes: ...
 @overload
 def compare(sweep: Sweeps, *, history: Literal[True], **keys: Unpack[Keys]) -> History: ...
-@overload
-def compare(sweep: Sweeps, *, published: str | Path, **keys: Unpack[Keys]) -> Published: ...
 
 
 def compare(sweep: Sweeps, against: Sweeps = (), **keys: Any) -> Comparison:
@@ -96,12 +89,12 @@ def compare(sweep: Sweeps, against: Sweeps = (), **keys: Any) -> Comparison:
         sweep: one or several sweeps, each a name, a path, or what `load` returned.
         against: earlier sweeps to compare with.
         **keys: `where`, `sort`, `metric`, `margin`, `spread`, `anyway`, `folder`, `uri`, `mlflow_experiment` for all
-            comparisons; `baseline` and `by` for a comparison of backends; `history=True` and `published=FILE` choose
+            comparisons; `baseline` and `by` for a comparison of backends; `history=True` chooses
             another comparison.
 
     Returns:
         `Rivals`, the backends of a sweep compared with each other; with `against` `Changes`; with `history=True` a
-        `History`; with `published=FILE` `Published`. All have `.rows` and `.to_frame()`.
+        `History`. All have `.rows` and `.to_frame()`.
 
     Raises:
         UserError: an option or value that the command would refuse, with the same message.

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from attn_exp.api.sweep import Sweep
-    from attn_exp.core.record import Record
+    from attn_exp.core.record.record import Record
     from attn_exp.results.result import Result
 
 
@@ -28,11 +28,11 @@ def run(
 
     Args:
         *overrides: as on the command line: `"backend=flash,cudnn"`, `"hydra/launcher=local_gpus"`.
-        each: called with each result as its job ends, or at once if it was done before. What it raises ends the sweep.
+        each: called with each result as its job ends, or at once if it was done before. Its exceptions end the sweep.
         config_dir: a folder with choices of one's own (`--config-dir`).
-        **choices: the same as Python objects: `batch=[1, 8]` is `batch=1,8`, a job for each; `passes=["forward"]`
-            and others that are lists in themselves are one value, as is every tuple; `stopping={"budget_s": 1}` is
-            `stopping.budget_s=1`. `quiet=True` prints no progress. `docs/configuration.md` lists all keys.
+        **choices: the same as Python objects: `batch=[1, 8]` is `batch=1,8`, a job for each. `passes=["forward"]` and
+            other keys of lists are one value, as is a tuple. `stopping={"budget_s": 1}` is `stopping.budget_s=1`.
+            `quiet=True` prints no progress. `docs/configuration.md` lists all keys.
 
     Returns:
         The sweep. It has a result for each job, also for those that failed; with `dry_run=True`, which prints the
@@ -48,8 +48,8 @@ def run(
         print(sweep.answer)
         ```
     """
-    from attn_exp.api.choices import overrides_of
     from attn_exp.api.sweep import Sweep
+    from attn_exp.api.timed import overrides_of
     from attn_exp.commands.run import run_sweep
     from attn_exp.config.overrides import override_key
     from attn_exp.core.errors import UserError

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from attn_exp.compare.answer import compare_read
 from attn_exp.compare.choice import Choice
+from attn_exp.compare.fastest import Answer
 from attn_exp.compare.rivals import Rivals
-from attn_exp.compare.takeaway import Answer
 from attn_exp.core.errors import UserError, nearest
 from attn_exp.results import read
 from attn_exp.results.result import Result
@@ -59,7 +59,7 @@ class Sweep(read.Sweep):
 
     @property
     def answer(self) -> Answer:
-        """Which backend to take for which cases, by how much, and what is open; `print(sweep.answer)` says it.
+        """Which backend is fastest where, and by how much; `print(sweep.answer)` says it.
 
         Raises:
             UserError: there is no record that can be read.
@@ -71,9 +71,8 @@ class Sweep(read.Sweep):
 
         Args:
             kind: `heatmap` (speed-ups by case), `lengths` (TFLOPS against sequence length), `roofline`, `accuracy`
-                (errors against time), `precision` (the same of several dtypes), `first_call` (seconds of the first
-                call) or `samples` (times in microseconds);
-                by default the first of these that its results give.
+                (errors against speed), `first_call` (seconds of the first call) or `samples` (times in microseconds).
+                By default the first of these that its results give.
 
         Raises:
             UserError: there is no such plot, its results do not give it, or matplotlib is not installed.

@@ -31,10 +31,10 @@ def time(
 ) -> Timed:
     """Judge and time `function(q, k, v)` with the method of `attn-exp run`, in this process.
 
-    The results of its first call, of timed calls and of calls on other values are compared with float32, as
-    `docs/accuracy.md` describes; the time is that of `docs/measuring.md`. The function gets copies of the tensors with
-    their strides, in which signs change between timed calls; the tensors themselves are only read. Without `reference=`
-    it is also called on random values.
+    The results of its first call, of timed calls and of calls on other values are compared with float32
+    (`docs/checks.md`). The time is that of `docs/measuring.md`. The function gets copies of the tensors with their
+    strides, in which signs change between timed calls; the tensors themselves are only read. Without `reference=` it is
+    also called on random values.
 
     Args:
         function: takes q, k and v, and returns a tensor (batch, q_heads, q_len, value_dim) of their dtype. Give other
@@ -43,24 +43,24 @@ def time(
         k: (batch, kv_heads, kv_len, head_dim); `kv_heads` divides `q_heads`.
         v: (batch, kv_heads, kv_len, value_dim).
         causal: whether a query sees only keys up to its own.
-        align: where a causal mask starts if q_len is not kv_len: `top_left`, as `is_causal` of PyTorch's
+        align: the alignment of a causal mask if q_len is not kv_len: `top_left`, as `is_causal` of PyTorch's
             `scaled_dot_product_attention`, or `bottom_right`, as FlashAttention.
         scale: the factor of the scores, 1 / sqrt(head_dim) by default.
-        reference: what is right, if it is not attention: a function of q, k and v that computes in their dtype. It is
-            called in the tensors' own dtype, in float32 and in float64, and must do the same in all. TFLOPS are
+        reference: the right function, if it is not attention: a function of q, k and v that computes in their dtype. It
+            is called in the tensors' own dtype, in float32 and in float64, and must do the same in all. TFLOPS are
             unknown then.
         passes: some of `forward`, `backward` and `step` (both in one call). By default only the forward, and with the
             backward if one of the tensors requires gradients. Autograd computes the backward, of all three.
-        name: what to call it; by default the function's own name.
-        sweep: keep the record in the sweep of that name, for `attn_exp.compare` and `attn-exp compare`: functions that
+        name: its name in the record; by default the function's own.
+        sweep: keep the record in the sweep of that name, for `attn_exp.compare` and `attn-exp compare`. Functions that
             were timed into one sweep are compared with each other.
-        folder: where the folders of sweeps are.
+        folder: the folder of the sweeps' folders.
         **choices: how to measure, as for `attn_exp.run`: `stopping="quick"`, `timer="event"`, `l2="written"`,
             `regime="burst"`, `compile="default"` (torch.compile around the function), `seed=1`.
 
     Returns:
-        What was found: `.status` is `ok` if the results are right, else `.reason` says what is not; `.time_us()` is the
-        median in microseconds. A function that raises, or is wrong, is a status and no exception.
+        The findings: `.status` is `ok` if the results are right, else `.reason` says why not; `.time_us()` is the
+        median in microseconds. A function that raises, or is wrong, gives a status and no exception.
 
     Raises:
         UserError: the tensors are not those of an attention, a choice does not exist, or the reference raises.

@@ -1,40 +1,42 @@
-"""What `attn_exp.time` does: a request for a function and tensors that were given, and what came of it."""
+"""Steps of `attn_exp.time`: a request for a function and tensors that were given, and its result."""
 
 import functools
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from numbers import Integral, Real
 from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from attn_exp.api.choices import overrides_of
-from attn_exp.config.aside import hydra_aside
 from attn_exp.config.compose import compose_config, resolved_config
-from attn_exp.config.overrides import override_key
+from attn_exp.config.overrides import hydra_aside, override_key
 from attn_exp.config.request import request_from_config
-from attn_exp.core.case import DTYPE_BYTES, E4M3, GIVEN, INT8, Case
+from attn_exp.core.case.case import DTYPE_BYTES, E4M3, GIVEN, INT8, TYPED_DTYPES, Case
 from attn_exp.core.errors import UserError, check_name, first_line
-from attn_exp.core.record import Record
-from attn_exp.core.record_file import FILE_NAME, write_record
-from attn_exp.core.request import Request
+from attn_exp.core.host.nvml import visible_gpus
+from attn_exp.core.record.file import FILE_NAME, write_record
+from attn_exp.core.record.record import Record
+from attn_exp.core.record.request import Request
 from attn_exp.core.text import figures, html_table
 from attn_exp.results.result import Result, result_of
 from attn_exp.results.table import job_line
-from attn_exp.run.gpus import visible_gpus
 
 if TYPE_CHECKING:
     import torch
 
-# What says how to measure; the tensors say the rest.
+# Keys that say how to measure; the tensors say the rest.
 CHOICES = ("stopping", "timer", "l2", "regime", "seed", "compile")
 _NAMES = ("q", "k", "v")
+# Keys whose value is a list. For all others a list is several choices.
+_LISTS = ("passes", "lengths", "kv_lengths", "columns", "stop_on", "timer.also", "isolation.variables", "profiler")
+_SHORT = {f"torch.{name}": short for name, short in TYPED_DTYPES.items()}
 
 
 @dataclass(frozen=True, repr=False)
 class Timed:
-    """What `attn_exp.time` found.
+    """Findings of `attn_exp.time`.
 
     Attributes:
         record: everything that was measured, samples included.
@@ -260,3 +262,53 @@ def _request(
         plain, job=f"{label}-{identity.hexdigest()[:10]}", model="given", case=case, backend=backend, source={},
         measuring=measuring, label=f"{label} {case.label()}", profilers=(), config={"timer": config["timer"]},
     )  # fmt: skip
+
+
+def overrides_of(choices: Mapping[str, Any]) -> list[str]:
+    """Return choices as overrides.
+
+    A list is several values, one job each. A tuple is one value that is a list, as is a list for a key that takes one
+    (`passes`, `lengths`). A mapping sets the keys inside: `model={"head_dim": 64}` is `model.head_dim=64`. Text is as
+    typed in a command line, so that `backend="flash,math"` is two choices.
+
+    Raises:
+        UserError: a value cannot be written as an override.
+    """
+    overrides = []
+    for key, value in choices.items():
+        if isinstance(value, Mapping):
+            overrides += overrides_of({f"{key}.{inside}": one for inside, one in value.items()})
+        else:
+            overrides.append(f"{key}={_choice_values(key, value)}")
+    return overrides
+
+
+def _choice_values(key: str, value: Any) -> str:
+    several = isinstance(value, list) and (key not in _LISTS or any(isinstance(one, (list, tuple)) for one in value))
+    if not several:
+        return _choice_text(key, value)
+    if not value:
+        raise UserError(f"{key}=[] has no value: leave {key} out, or give it one")
+    return ",".join(_choice_text(key, one) for one in value)
+
+
+def _choice_text(key: str, value: Any) -> str:
+    """Return one value in the grammar of Hydra's overrides."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Path):
+        quoted = str(value).replace("'", "\\'")
+        return f"'{quoted}'"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Integral):
+        return str(int(value))
+    if isinstance(value, Real):
+        return repr(float(value))
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(_choice_text(key, one) for one in value)}]"
+    if str(value) in _SHORT:
+        return _SHORT[str(value)]
+    raise UserError(f"{key}={value!r} is a {type(value).__name__}: give text, a number, a list or a mapping of these")

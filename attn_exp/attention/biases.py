@@ -1,9 +1,9 @@
-"""What is added to capped scores before the mask: ALiBi, and a tensor of biases.
+"""Terms added to capped scores before the mask: ALiBi, and a tensor of biases.
 
-ALiBi (arXiv:2108.12409, section 3) takes from a score the distance of its query and key times a slope, which each query
-head has its own of. The distance counts from the query's own key, the last that a causal mask shows it; without a mask
-it counts in both directions, as in FlashAttention. A tensor of biases has a number for each query and key, of each head
-or for all of them, and is the same in all rows of the batch, as in T5 (arXiv:1910.10683, 2.1).
+ALiBi (arXiv:2108.12409, section 3) subtracts from a score the distance of its query and key times a slope of the query
+head. The distance counts from the query's own key, the last one under a causal mask. Without a mask it counts in both
+directions, as in FlashAttention. A tensor of biases has a number for each query and key. It may differ between heads,
+and is the same in all rows of the batch, as in T5 (arXiv:1910.10683, 2.1).
 """
 
 import math
@@ -11,7 +11,7 @@ import math
 import torch
 
 from attn_exp.attention.formula import own_keys
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 
 # The numbers of a bias are multiples of 1/32 from -2 to below 2: each is exact in 16 bits.
 _STEPS, _STEP = 128, 1 / 32
@@ -25,9 +25,9 @@ _INT32 = 1 << 32
 def alibi_slopes(heads: int) -> list[float]:
     """Return the slope of each head.
 
-    Of a power of two heads they are 2^(-8/n), 2^(-16/n) and so on, down to 2^-8. Others have those of the power of two
-    below, and then every second one of twice that power (`get_slopes` in fairseq/models/transformer.py of the paper's
-    code, https://github.com/ofirpress/attention_with_linear_biases).
+    A power of two n of heads has 2^(-8/n), 2^(-16/n) and so on, down to 2^-8. Other numbers have the slopes of the
+    power of two below, then every second one of twice that power. This is `get_slopes` in fairseq/models/transformer.py
+    of the paper's code (https://github.com/ofirpress/attention_with_linear_biases).
     """
     power = 1 << int(math.log2(heads))
     slopes = _geometric(power)
@@ -42,17 +42,12 @@ def biased(case: Case) -> bool:
 def added_scores(
     case: Case, heads: torch.Tensor, rows: torch.Tensor, keys: torch.Tensor, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor | None:
-    """Return what is added to the scores of queries and keys, None if nothing is.
+    """Return the terms added to the scores of query heads, counted over the batch, or None if there are none.
 
-    Args:
-        case: the problem.
-        heads: query heads, counted over the batch, of any shape.
-        rows: queries, (n,), or (..., n) of each head; on the device of the result, as all indices are.
-        keys: keys, (m,).
-        dtype: that of the result.
+    `rows` are the queries, (n,), or (..., n) of each head, and `keys` the keys, (m,).
 
     Returns:
-        (..., n, m), with the shape of `heads` before; where all heads have the same numbers, a view of one.
+        (..., n, m), with the shape of `heads` before; a view of one head if all have the same numbers.
     """
     if not biased(case):
         return None

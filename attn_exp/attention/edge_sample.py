@@ -8,9 +8,9 @@ from attn_exp.attention.biases import added_scores
 from attn_exp.attention.formula import seen_keys
 from attn_exp.attention.inputs import Inputs
 from attn_exp.attention.reference import capped
-from attn_exp.attention.sampling import boundary_rows, fresh_dice
+from attn_exp.attention.sampling import Places, boundary_rows, fresh_dice
 from attn_exp.attention.sinks import log_sum, sinks_at
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 
 # Scores of one head's sampled rows, and boundary keys of all heads: limits of float64 memory and of time.
 _SCORES = {"cuda": 1 << 21, "cpu": 1 << 16}
@@ -38,11 +38,10 @@ class EdgeSample:
     """Sampled rows of some heads.
 
     Attributes:
-        heads: of which row of the batch and which query head.
-        rows: which queries.
+        places: the heads and the queries.
         first: the first key that each query sees, on the CPU.
         last: the last one, on the CPU.
-        weights: (heads, rows, kv_len); those of hidden keys are what they would have among the visible ones.
+        weights: (heads, rows, kv_len); hidden keys have the weights that they would have among the visible ones.
         visible: the same with zeros for hidden keys.
         values: (heads, kv_len, value_dim).
         out: (heads, rows, value_dim).
@@ -51,8 +50,7 @@ class EdgeSample:
         gradient: the backward, None if it is not asked for.
     """
 
-    heads: tuple[torch.Tensor, torch.Tensor]
-    rows: torch.Tensor
+    places: Places
     first: torch.Tensor
     last: torch.Tensor
     weights: torch.Tensor
@@ -65,12 +63,12 @@ class EdgeSample:
 
     def error(self, out_bhsd: torch.Tensor, scale: float) -> torch.Tensor:
         """Return the error of a backend's output at the sampled rows."""
-        return _picked(out_bhsd, self.heads, self.rows) * scale - self.out
+        return _rows_of(self.places, out_bhsd) * scale - self.out
 
     def dq_error(self, dq_bhsd: torch.Tensor) -> torch.Tensor:
         """Return the error of a backend's dq at the sampled rows."""
         assert self.gradient is not None
-        return _picked(dq_bhsd, self.heads, self.rows) - self.gradient.dq
+        return _rows_of(self.places, dq_bhsd) - self.gradient.dq
 
 
 def edge_sample(case: Case, inputs: Inputs, *, with_gradients: bool) -> EdgeSample:
@@ -85,7 +83,8 @@ def edge_sample(case: Case, inputs: Inputs, *, with_gradients: bool) -> EdgeSamp
     rows = chosen.to(device)
     batch, q_head = (heads // case.q_heads).to(device), (heads % case.q_heads).to(device)
     kv_head = q_head // (case.q_heads // case.kv_heads)
-    q = _picked(inputs.q_bhsd, (batch, q_head), rows)
+    places = Places(heads.to(device), rows.expand(len(heads), -1), case.q_heads)
+    q = _rows_of(places, inputs.q_bhsd)
     k, v = inputs.k_bhsd[batch, kv_head].double(), inputs.v_bhsd[batch, kv_head].double()
     scores = q @ k.mT * case.head_dim**-0.5
     # The derivatives of the capped scores with respect to scores and to the logarithm of their scale.
@@ -105,12 +104,12 @@ def edge_sample(case: Case, inputs: Inputs, *, with_gradients: bool) -> EdgeSamp
     mean = (visible * by_scale).sum(-1, keepdim=True)
     gradient = None
     if with_gradients:
-        d_out = _picked(inputs.d_out_bhsd, (batch, q_head), rows)
+        d_out = _rows_of(places, inputs.d_out_bhsd)
         d_scores = weights * (d_out @ v.mT - (d_out * out).sum(-1, keepdim=True)) * case.head_dim**-0.5
         d_scores = d_scores if slope is None else d_scores * slope
         gradient = Gradient(d_scores.masked_fill(hidden, 0.0) @ k, d_scores, k)
     moved = (visible * (by_scale - mean)) @ v
-    return EdgeSample((batch, q_head), rows, first, last, weights, visible, v, out, moved, spread, gradient)
+    return EdgeSample(places, first, last, weights, visible, v, out, moved, spread, gradient)
 
 
 def _rows(case: Case, device: str, dice: torch.Generator) -> torch.Tensor:
@@ -122,7 +121,5 @@ def _rows(case: Case, device: str, dice: torch.Generator) -> torch.Tensor:
     return torch.cat([always, others]).sort().values
 
 
-def _picked(tensor: torch.Tensor, heads: tuple[torch.Tensor, torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
-    # Codes are copied as bytes, which every device can index.
-    bits = tensor.detach().view(torch.uint8) if tensor.element_size() == 1 else tensor.detach()
-    return bits[heads][:, rows].view(tensor.dtype).double()
+def _rows_of(places: Places, tensor: torch.Tensor) -> torch.Tensor:
+    return places.of(tensor)[0].double()

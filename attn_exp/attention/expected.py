@@ -1,4 +1,4 @@
-"""What a right result is: the reference, what errors are relative to, and how large they may be."""
+"""The expected result: the reference, the scale of its errors, and how large they may be."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -8,19 +8,19 @@ import torch
 from attn_exp.attention.biases import alibi_slopes
 from attn_exp.attention.error import judged_error
 from attn_exp.attention.error_parts import TILE, UNIT, VANISHING, Tolerance, Unit
-from attn_exp.attention.formula import masked, seen_keys
+from attn_exp.attention.formula import seen_keys
 from attn_exp.attention.inputs import Inputs
 from attn_exp.attention.reference import reference_and_largest_score, sink_gradients
 from attn_exp.attention.sampled import sampled_reference
 from attn_exp.attention.sampling import GROUP, Places, draw_heads, worth_sampling
 from attn_exp.attention.tolerance import measured_tolerances
-from attn_exp.core.case import NORMAL, Case
-from attn_exp.core.judged import TensorError
+from attn_exp.core.case.case import NORMAL, Case
+from attn_exp.core.record.checked import TensorError
 
 # A reference is noise below this over the number of keys, if these are so many that it is below `VANISHING`.
 VANISHING_OF_KEYS = 1e-2
-# What d_sink may be off by in units of the dtype, at least, and one head of it relative to that: its terms have random
-# signs, and two products that are rounded.
+# Tolerances of d_sink: in units of the dtype, the least, and of one head relative to that. Its terms have random signs,
+# and two products that are rounded.
 _SINK_UNITS, _LEAST_SINK, _OF_SINK_HEAD = 8.0, 1e-4, 4.0
 # The dimensions of an output of attention without a block.
 _BHSD = 4
@@ -36,11 +36,11 @@ class Expected:
         tolerances: by the same names.
         places: the rows that were drawn of a tensor.
         shapes: those of the whole tensors in `places`.
-        units: what errors are relative to if a tensor vanishes.
+        units: the scales of errors if a tensor vanishes.
         largest_score: the largest magnitude of a score that the reference saw, scaled and before a softcap; None for a
             block.
-        row_sizes: (heads or 1, n) on the CPU, how the norms of a tensor's rows differ on average, up to a factor; no
-            entry where they do not.
+        row_sizes: (heads or 1, n) on the CPU, the average norms of a tensor's rows, up to a factor; no entry if they
+            are equal.
     """
 
     tensors: dict[str, torch.Tensor]
@@ -50,16 +50,6 @@ class Expected:
     units: dict[str, Unit] = field(default_factory=dict)
     largest_score: float | None = None
     row_sizes: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    @property
-    def sampled(self) -> bool:
-        """Whether only drawn rows of some tensor are judged."""
-        return bool(self.places)
-
-    @property
-    def leaves_heads_out(self) -> bool:
-        """Whether gradients of keys are known of only some heads."""
-        return "dk" in self.places and len(self.places["dk"].heads) < math.prod(self.shape("dk")[:2])
 
     @property
     def rows(self) -> int:
@@ -81,25 +71,21 @@ class Expected:
         """Return the shape of the whole tensor."""
         return self.shapes.get(name) or tuple(self.tensors[name].shape)
 
-    def typical_norm(self, name: str) -> float:
-        """Return the root mean square norm of a tensor's rows; where it vanishes, what errors are then relative to."""
-        tensor, unit = self.tensors[name], self.units.get(name, UNIT)
-        size = tensor.square().mean().sqrt().item()
-        return (size if size > unit.least else unit.scale) * math.sqrt(tensor.shape[-1])
-
     def judge(self, name: str, tensor: torch.Tensor, scale: float = 1.0) -> TensorError:
         """Return the error of a backend's whole tensor and what is allowed; `scale` is the factor of codes.
 
         Only the rows in `places` are read.
-
-        Raises:
-            ValueError: the shape is another.
         """
         if tuple(tensor.shape) != self.shape(name):
             raise ValueError(f"the shape is {tuple(tensor.shape)}, not {self.shape(name)}")
+        places = self.places.get(name)
+        return self.judge_rows(name, tensor if places is None else places.of(tensor), scale)
+
+    def judge_rows(self, name: str, rows: torch.Tensor, scale: float = 1.0) -> TensorError:
+        """Return the same of the rows in `places`, (1, heads, n, dim), or of a whole tensor where there is no entry."""
         places, bounds, unit = self.places.get(name), self.tolerances[name], self.units.get(name, UNIT)
-        rows, tile = (tensor, TILE) if places is None else (places.of(tensor), TILE // GROUP)
-        sizes = self.row_sizes.get(name)
+        whole = places is None or places.rows.shape[-1] == self.shape(name)[2]
+        tile, sizes = TILE if whole else TILE // GROUP, self.row_sizes.get(name)
         return judged_error(rows, self.tensors[name], bounds, scale, places=places, tile=tile, unit=unit, sizes=sizes)
 
 
@@ -113,19 +99,38 @@ def expected(
 ) -> Expected:
     """Return the reference of a case with its tolerances.
 
-    Args:
-        case: the problem.
-        inputs: its tensors.
-        with_gradients: whether `dq`, `dk` and `dv` are asked for.
-        sampled: compute only rows that are drawn anew (attn_exp/attention/sampling.py), if the case is large enough
-            that this is much cheaper.
-        tolerances: those of an earlier reference of the same case, whose inputs had the same distribution; by default
-            they are measured.
+    With `sampled` only rows that are drawn anew (attn_exp/attention/sampling.py), if the case is large enough that this
+    is much cheaper. `tolerances` are those of an earlier reference of the same case, whose inputs had the same
+    distribution; by default they are measured.
     """
-    known = _expected(case, inputs, with_gradients=with_gradients, sampled=sampled, tolerances=tolerances)
+    bounds = measured_tolerances(case, inputs, with_gradients=with_gradients) if tolerances is None else tolerances
+    if sampled and worth_sampling(case.batch * case.q_heads, case.q_len, case.kv_len):
+        known = expected_at(case, inputs, None, with_gradients=with_gradients, tolerances=bounds)
+    else:
+        tensors, largest = reference_and_largest_score(case, inputs, with_gradients=with_gradients)
+        sizes = _row_sizes(case, inputs, torch.arange(case.q_len)[None], with_gradients=with_gradients)
+        known = Expected(tensors, bounds, units=_units(case, inputs), largest_score=largest, row_sizes=sizes)
     if case.sink and with_gradients and inputs.kind == NORMAL:
         return _with_sinks(case, inputs, known)
     return known
+
+
+def expected_at(
+    case: Case,
+    inputs: Inputs,
+    places: tuple[Places, Places] | None,
+    *,
+    with_gradients: bool,
+    tolerances: dict[str, Tolerance],
+) -> Expected:
+    """Return the reference at rows of queries and keys, which are drawn from all heads if they are None."""
+    part = sampled_reference(case, inputs, with_gradients=with_gradients, places=places)
+    drawn = part.places["out"]
+    heads = None if places is None else drawn.heads.cpu()
+    sizes = _row_sizes(case, inputs, drawn.rows.cpu(), heads=heads, with_gradients=with_gradients)
+    whole = dict(zip(("out", "dq", "dk", "dv"), (inputs.d_out_bhsd, *inputs.qkv), strict=True))
+    shapes = {name: tuple(whole[name].shape) for name in part.places}
+    return Expected(part.tensors, tolerances, part.places, shapes, _units(case, inputs), part.largest_score, sizes)
 
 
 def _with_sinks(case: Case, inputs: Inputs, known: Expected) -> Expected:
@@ -151,53 +156,34 @@ def _with_sinks(case: Case, inputs: Inputs, known: Expected) -> Expected:
     )
 
 
-def _expected(
-    case: Case,
-    inputs: Inputs,
-    *,
-    with_gradients: bool,
-    sampled: bool,
-    tolerances: dict[str, Tolerance] | None,
-) -> Expected:
-    bounds = measured_tolerances(case, inputs, with_gradients=with_gradients) if tolerances is None else tolerances
-    if sampled and worth_sampling(case.batch * case.q_heads, case.q_len, case.kv_len):
-        part = sampled_reference(case, inputs, with_gradients=with_gradients)
-        whole = dict(zip(("out", "dq", "dk", "dv"), (inputs.d_out_bhsd, *inputs.qkv), strict=True))
-        shapes = {name: tuple(whole[name].shape) for name in part.places}
-        rows = part.places["out"].rows.cpu()
-        units, sizes = _units(case, inputs), _row_sizes(case, inputs, rows, with_gradients=with_gradients)
-        return Expected(part.tensors, bounds, part.places, shapes, units, part.largest_score, sizes)
-    tensors, largest = reference_and_largest_score(case, inputs, with_gradients=with_gradients)
-    sizes = _row_sizes(case, inputs, torch.arange(case.q_len)[None], with_gradients=with_gradients)
-    return Expected(tensors, bounds, units=_units(case, inputs), largest_score=largest, row_sizes=sizes)
-
-
-def _row_sizes(case: Case, inputs: Inputs, rows: torch.Tensor, *, with_gradients: bool) -> dict[str, torch.Tensor]:
+def _row_sizes(
+    case: Case, inputs: Inputs, rows: torch.Tensor, *, with_gradients: bool, heads: torch.Tensor | None = None
+) -> dict[str, torch.Tensor]:
     """Return the sizes of these rows of dq, (heads or 1, n), where queries see different numbers of normal keys.
 
-    A row's norm goes with the inverse root of the keys that its query sees, and so does its rounding. But where a query
-    sees two or three keys, d_scores may cancel: little is left of the row then, and its rounding is as large as ever.
-    Under a causal mask it was up to 0.2 of the tensor's typical norm at 8,192 tokens and 0.6 at 131,072, and at most
-    0.02 of the row's size (60,000 heads of the fused formula).
+    A row's norm and rounding scale with the inverse root of the number of keys that its query sees. But with two or
+    three keys d_scores may cancel, and little is left of the row but its rounding. Under a causal mask this reached 0.6
+    of the tensor's typical norm, and at most 0.02 of the row's size (60,000 heads of the fused formula).
     """
-    if not with_gradients or inputs.kind != NORMAL or not masked(case):
+    if not with_gradients or inputs.kind != NORMAL or case.dense:
         return {}
     first, last = seen_keys(case, rows)
     keys = last - first + 1
     if case.alibi:
         # Keys farther away than some multiples of 1 / slope have no weight. (heads, n)
         several = 2 / torch.tensor(alibi_slopes(case.q_heads), dtype=torch.float64).repeat(case.batch)
+        several = several if heads is None else several[heads]
         keys = torch.minimum(keys.double(), several[:, None].clamp(min=2.0))
     # The only weight of a query that sees one key is 1, and dq vanishes.
     return {"dq": keys.clamp(min=2).double().rsqrt().masked_fill_(keys < 2, 0.0)}
 
 
 def _units(case: Case, inputs: Inputs) -> dict[str, Unit]:
-    """Return what errors are relative to where a reference vanishes: products of the inputs' root mean squares.
+    """Return the scales of errors if a reference vanishes: products of the inputs' root mean squares.
 
-    There dq and dk are differences of products of d_out and v, channel by channel: where one is large in the channels
-    in which the other is small, their products are not. A gradient of a key is a sum over queries. The gradient of a
-    key among many is small without being noise.
+    Then dq and dk are differences of products of d_out and v, channel by channel. These are small if d_out is large in
+    the channels in which v is small. A gradient of a key is a sum over queries. The gradient of a key among many is
+    small without being noise.
     """
     numbers = inputs.numbers()
     tensors = (*numbers.qkv, numbers.d_out_bhsd)

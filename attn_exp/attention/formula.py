@@ -2,7 +2,7 @@
 
 import torch
 
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 
 
 def hidden_keys(
@@ -64,11 +64,6 @@ def sequence_ids(case: Case, device: torch.device) -> torch.Tensor:
     return torch.repeat_interleave(torch.arange(len(lengths), device=device), lengths)
 
 
-def masked(case: Case) -> bool:
-    """Whether any key is hidden from any query."""
-    return not case.dense
-
-
 def formula(
     case: Case,
     mask: torch.Tensor | None,
@@ -83,10 +78,11 @@ def formula(
     `mask` (q_len, kv_len) is True where a key is hidden. `sinks` (1, q_heads, 1, 1) are columns of the scores that have
     no value. `bias` (1, q_heads or 1, q_len, kv_len) is added after the softcap.
     """
-    if case.kv_heads != case.q_heads:
+    times = _times_shared if case.latent else torch.matmul
+    if case.kv_heads != case.q_heads and not case.latent:
         k = k.repeat_interleave(case.q_heads // case.kv_heads, dim=1)
         v = v.repeat_interleave(case.q_heads // case.kv_heads, dim=1)
-    scores = q @ k.mT * case.head_dim**-0.5
+    scores = times(q, k.mT) * case.head_dim**-0.5
     if case.softcap is not None:
         scores = case.softcap * torch.tanh(scores / case.softcap)
     if bias is not None:
@@ -95,5 +91,16 @@ def formula(
         scores = scores.masked_fill(mask, float("-inf"))
     if sinks is not None:
         scores = torch.cat([scores, sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)], dim=-1)
-        return torch.softmax(scores, dim=-1)[..., :-1] @ v
-    return torch.softmax(scores, dim=-1) @ v
+        return times(torch.softmax(scores, dim=-1)[..., :-1], v)
+    return times(torch.softmax(scores, dim=-1), v)
+
+
+def _times_shared(of_queries: torch.Tensor, of_keys: torch.Tensor) -> torch.Tensor:
+    """Return products of query heads (batch, q_heads, length, n) with matrices of the heads of keys that they share.
+
+    As in DeepSeek-V3's code (inference/model.py, `absorb`): a copy of the latent for each head would take much memory.
+    """
+    kv_heads, length = of_keys.shape[1], of_queries.shape[2]
+    groups = of_queries.unflatten(1, (kv_heads, -1)).flatten(2, 3)
+    products: torch.Tensor = (groups @ of_keys).unflatten(2, (-1, length)).flatten(1, 2)
+    return products

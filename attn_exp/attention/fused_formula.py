@@ -1,18 +1,16 @@
 """The formula rounded as fused kernels round it: scores and sums in float32, p and ds in the case's dtype.
 
-It is never timed. On hard values (attn_exp/attention/hard_values.py) the plain formula by itself is no measure of what
-fused kernels round: their backward recomputes p from a float32 log-sum-exp, whose rounding grows with the scores, and
-takes sum(p dp) of a row from the output as it was rounded (FlashAttention-2, arXiv:2307.08691, algorithm 2).
+It is never timed. On hard values (attn_exp/attention/hard_values.py) fused kernels round in other places than the plain
+formula. Their backward recomputes p from a float32 log-sum-exp, whose rounding grows with the scores. It takes sum(p
+dp) of a row from the rounded output (FlashAttention-2, arXiv:2307.08691, algorithm 2).
 """
 
 import torch
 
-from attn_exp.attention.biases import bias_tensor
-from attn_exp.attention.formula import hidden_keys, masked
 from attn_exp.attention.inputs import Inputs
-from attn_exp.attention.reference import capped
+from attn_exp.attention.reference import masked_scores
 from attn_exp.attention.sinks import sinks_of
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 
 # So few rows of q and d_out are no statistics of rounding.
 FEW_ROWS = 256
@@ -41,7 +39,7 @@ def fused_formula(case: Case, inputs: Inputs, *, with_gradients: bool) -> dict[s
     terms = d_out.float() * out.float()
     delta = terms.sum(-1, keepdim=True)
     if delta.numel() < FEW_ROWS:
-        # Of few rows none may happen to have more than a lucky rounding: take its largest, all terms alike.
+        # None of few rows may happen to have more than a lucky rounding: take its largest, all terms alike.
         delta += torch.finfo(dtype).eps / 2 * terms.norm(dim=-1, keepdim=True)
     ds = p * (dp - delta)
     ds = (ds if slope is None else ds * slope).to(dtype).float()
@@ -69,7 +67,7 @@ def _scores(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return masked scores in float32, and the softcap's slope.
 
-    A backward sums in another order than its forward, here of two halves of the channels, and large scores then differ
+    A backward sums in another order than its forward, here in two halves of the channels. Large scores then differ
     between them by their own rounding.
     """
     q, k, scale = q.float(), k.float(), case.head_dim**-0.5
@@ -77,9 +75,4 @@ def _scores(
         scores = (q[..., ::2] * scale) @ k[..., ::2].mT + (q[..., 1::2] * scale) @ k[..., 1::2].mT
     else:
         scores = q @ k.mT * scale
-    scores, slope = capped(case, scores)
-    bias = bias_tensor(case, scores.device, scores.dtype)
-    scores = scores if bias is None else scores + bias
-    if masked(case):
-        scores = scores.masked_fill(hidden_keys(case, 0, case.q_len, scores.device), float("-inf"))
-    return scores, slope
+    return masked_scores(case, scores)

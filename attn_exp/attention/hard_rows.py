@@ -1,4 +1,4 @@
-"""What rows of q and the keys of hard inputs look like: see attn_exp/attention/hard_values.py."""
+"""Rows of q and keys of hard inputs: see attn_exp/attention/hard_values.py."""
 
 import math
 from collections.abc import Callable
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 
 from attn_exp.attention.formula import seen_keys
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 
 # Standard deviation of sharp scores, or this share of the softcap if that is more: its tails pass the softcap.
 _SHARP, _OF_SOFTCAP = 5.0, 0.6
-# What a needle scores: other keys then score 60 at most, and exp of the difference overflows (beyond 88.7), so that the
-# maximum of some keys does not do for all. What it scores above a row that is shifted as a whole. And what one behind
-# the mask scores, so that the visible scores stay small.
+# The score of a needle: other keys then score 60 at most, and exp of the difference overflows (beyond 88.7), so that
+# each row needs its maximum over all keys. A needle's score above a row that is shifted as a whole. The score of a
+# needle behind the mask, so that the visible scores stay small.
 _NEEDLE, _SHIFTED_NEEDLE, _TRAP = 160.0, 64.0, 24.0
 # A sink's score exceeds the logarithm of the number of keys by this much: it gets nine tenths of the weight.
 _SINK = 2.5
@@ -68,7 +68,7 @@ class Rows:
         k: the keys of some rows of the batch, (batch * kv_heads, kv_len, head_dim) in float32.
         heads: the index of each row's query head, counted over these rows of the batch.
         queries: the index of each row's query.
-        generator: of random numbers.
+        generator: the source of random numbers.
     """
 
     case: Case
@@ -192,10 +192,10 @@ def zeros(rows: Rows) -> torch.Tensor:
 
 
 def zero_some(k: torch.Tensor, kv_heads: int, generator: torch.Generator) -> None:
-    """Set some keys (batch * kv_heads, kv_len, head_dim) to zeros, in every other head, of a single one by chance.
+    """Set some keys (batch * kv_heads, kv_len, head_dim) to zeros, in every other head, or in a single one by chance.
 
-    In the other heads rows of deeply negative scores stay what they are. Of two twins one stays, so that a row that is
-    aimed at them has a winner.
+    The other heads keep their rows of deeply negative scores. One of two twins stays, so that a row that is aimed at
+    them has a winner.
     """
     heads, device = len(k), k.device
     odd = k[:, 1::2]

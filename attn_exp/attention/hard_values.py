@@ -1,17 +1,19 @@
-"""Inputs that bite: values on which wrong kernels show that look right on a normal distribution.
+"""Hard inputs: values that expose wrong kernels which look right on a normal distribution.
 
-Scores of normally distributed inputs are N(0, 1): a softcap left out, clamped scores, a softmax without the row's
-maximum, or padding that was never masked changes almost nothing. Here the keys of all heads have one structure, and
-each query row picks a treatment (attn_exp/attention/hard_rows.py), so that every tile and every part of a case meets
-all of a kind's treatments.
+Scores of normally distributed inputs are N(0, 1). Results hardly change if a kernel leaves out a softcap, the row's
+maximum in the softmax or the mask of padding, or clamps scores. Here the keys of all heads have one structure, and each
+query row picks a treatment (attn_exp/attention/hard_rows.py). So every tile and every part of a case meets all of a
+kind's treatments.
+
+The values of latent keys are their channels: only the parts of a kind that concern q and k apply to them.
 
 The channels of q and k have four roles. *Offset* channels shift all scores of a row, *ramp* channels raise them from
 key to key, *sink* channels raise those of a sequence's first key. The others hold random signs, in which a query finds
 one pair of keys, twins of equal scores, as a needle.
 
 Rows with large scores get their weights from exact ties and wide gaps. Formulas that round scores to the case's dtype
-therefore agree with those that keep them in float32, and tolerances that are measured with the former stay useful:
-at a score of -400, bf16 rounds to multiples of two, which is a factor of e^2 between keys whose scores nearly tie.
+therefore agree with those that keep them in float32, and tolerances measured with them stay useful. Keys whose scores
+nearly tie would differ: at a score of -400, bf16 rounds to multiples of two, which is a factor of e^2.
 """
 
 import math
@@ -23,11 +25,15 @@ from attn_exp.attention import hard_rows
 from attn_exp.attention.biases import biased
 from attn_exp.attention.hard_rows import Channels, Role, Rows, Treatment
 from attn_exp.attention.inputs import Inputs, Scales, make_inputs, quantised
-from attn_exp.core.case import E4M3, INT8, NORMAL, Case
+from attn_exp.core.case.case import E4M3, INT8, NORMAL, Case
 
 # Magnitudes of k by role. At fp8 they are bounded by the scale of normal inputs, so offsets take more channels.
 _SIGNS, _OFFSET = 1.0, 4.0
 _SIGNS_FP8, _OFFSET_FP8 = 2.0, 4.0
+# Channels of latent keys that are no values, from which on they have the roles that are the same in all keys.
+_LEAST_BESIDE = 4
+# Keys of zeros at the end of a cache.
+_TAIL = 16
 # One in so many channels is an outlier.
 _OUTLIERS_EVERY = 16
 # Rows of every second head get their treatment in runs of this length, so that whole tiles have one.
@@ -39,15 +45,17 @@ class Kind:
     """A kind of inputs.
 
     Attributes:
-        treatments: what makes rows of q; each row gets one of them by chance.
+        treatments: functions that make rows of q; each row gets one of them by chance.
         outliers: the magnitude of a few channels of k and v, relative to the others.
-        values: the powers of two that thirds of the channels of v and d_out are multiplied by: `unit`, `large` (one of
-            them large, the other small, and the reverse), or `denormal`.
+        values: factors, powers of two, of thirds of the channels of v and d_out: `unit`, `large` (one of them large,
+            the other small, and the reverse), or `denormal`.
         same_keys: whether all keys are equal.
         padded: whether a quarter of the rows of v and d_out are zeros.
-        zero_keys: whether some keys are zeros, as those of padding are, in every other head.
+        zero_keys: whether some keys of every other head are zeros, like padding.
         decades: whether rows of d_out are multiplied by powers of two over four decades, in every other head.
-        silent: whether d_out is zeros in all heads of some tokens, as of those without a loss.
+        silent: whether d_out is zero in all heads of some tokens, as for tokens without a loss.
+        faint: whether the first key of a sequence has no value, and the last keys are zeros, like the unused end of a
+            cache. No mask hides these keys.
     """
 
     treatments: tuple[Treatment, ...] = (hard_rows.normal,)
@@ -58,6 +66,7 @@ class Kind:
     zero_keys: bool = False
     decades: bool = False
     silent: bool = False
+    faint: bool = False
 
 
 _MIXTURE = (
@@ -79,6 +88,8 @@ KINDS = {
     "zeros": Kind((hard_rows.normal, hard_rows.zeros), padded=True),
     "large": Kind(values="large"),
     "denormal": Kind(values="denormal"),
+    # The first key has nine tenths of the weight and no value: who drops small weights has nothing left.
+    "faint": Kind((hard_rows.sink,), faint=True),
     "mixed": Kind(_MIXTURE, outliers=32.0, values="large", zero_keys=True, decades=True, silent=True),
 }
 
@@ -100,16 +111,9 @@ _DISTINCT = 4
 
 @torch.no_grad()
 def draw(kind: str, case: Case, generator: torch.Generator, *, like: Inputs) -> Inputs:
-    """Return new inputs of a kind; of more than four rows of the batch the others repeat these.
+    """Return new inputs of a kind of `KINDS` with shapes, layout, dtype, device and scales of `like`.
 
-    Args:
-        kind: a key of `KINDS`.
-        case: the problem.
-        generator: of random numbers, on the device of `like`.
-        like: inputs of the case. The result has their shapes, layout, dtype, device and scales.
-
-    Raises:
-        KeyError: there is no such kind.
+    Rows of the batch after the fourth repeat the first four.
     """
     chosen = _without(KINDS[kind], (*_NEGATIVE, *_LARGE) if biased(case) else _NEGATIVE if case.sink else ())
     made = tuple(torch.empty_like(one.detach()) for one in (*like.qkv, like.d_out_bhsd))
@@ -120,13 +124,13 @@ def draw(kind: str, case: Case, generator: torch.Generator, *, like: Inputs) -> 
         for first in range(0, case.batch, distinct):
             whole[first : first + distinct] = by_row[: case.batch - first]
     q, k, v, d_out = made
-    return Inputs(q, k, v, d_out, like.scales, kind)
+    return Inputs(q, k, v, d_out, like.scales, kind, latent=case.latent)
 
 
 # Nothing is left of rows of negative scores beside a learned sink.
 _NEGATIVE = (hard_rows.negative, hard_rows.flat_negative, hard_rows.abyss)
-# A bias that is added to one of two equal scores decides between them, and rounding so large sums to 16 bits takes it
-# away: at 160 bf16 has whole numbers.
+# A bias that is added to one of two equal scores decides between them, and is lost if so large sums are rounded to 16
+# bits. At 160, bf16 has whole numbers.
 _LARGE = (hard_rows.positive, hard_rows.needle, hard_rows.edges)
 
 
@@ -151,6 +155,10 @@ def _channels(case: Case, kind: Kind, generator: torch.Generator, device: torch.
     offsets = dim // 2 if case.in_codes else dim // 4
     others = max(1, dim // 16) if dim >= 4 else 0
     order = torch.randperm(dim, generator=generator, device=device)
+    if case.latent and (beside := dim - case.value_dim) >= _LEAST_BESIDE:
+        # Offsets are the same in all keys. As values they would be most of the output, and tell nothing.
+        offsets, others = beside // 2, max(1, beside // 8)
+        order = torch.cat([order[order >= case.value_dim], order[order < case.value_dim]])
     role = torch.empty(dim, device=device)
     role[order] = torch.arange(dim, device=device, dtype=role.dtype)
     bounds = (offsets, offsets + others, offsets + 2 * others, dim)
@@ -197,9 +205,12 @@ def _rows(
         return torch.randn(heads, length, case.value_dim, generator=generator, device=device)
 
     v, d_out = normal(kv_heads, case.kv_len), normal(q_heads, case.q_len)
+    if kind.faint:
+        v[:, _starts(case, device).bool()] = 0.0
+        k[:, case.kv_len - min(_TAIL, case.kv_len // 8) :] = 0.0
     by_channel = _magnitudes(case, kind, device)
     v, d_out = v * by_channel[0], d_out * by_channel[1]
-    # Who rounds a softcap's tanh has weights that are off by much: of few large rows that does not average out.
+    # Rounding a softcap's tanh changes weights by much, which does not average out over few large rows.
     if kind.decades and case.softcap is None:
         d_out *= _decades(case, q_heads, generator)
     if kind.silent:
@@ -223,12 +234,18 @@ def _keys(case: Case, heads: int, kind: Kind, channels: Channels, generator: tor
     place = torch.arange(case.kv_len, device=device)
     # Few levels, so that they are exact in every dtype.
     level = torch.floor(16 * place / case.kv_len) / 16
+    starts = _starts(case, device)
+    shared = channels.offset.mask + level[:, None] * channels.ramp.mask + starts[:, None] * channels.sink.mask
+    return (shared + signs * channels.signs.mask) * channels.size
+
+
+def _starts(case: Case, device: torch.device) -> torch.Tensor:
+    """Return 1 for the first key of each sequence, else 0, (kv_len,)."""
     starts = torch.zeros(case.kv_len, device=device)
     starts[0] = 1.0
     if case.lengths is not None:
         starts[torch.tensor(case.kv_lengths or case.lengths, device=device).cumsum(0)[:-1]] = 1.0
-    shared = channels.offset.mask + level[:, None] * channels.ramp.mask + starts[:, None] * channels.sink.mask
-    return (shared + signs * channels.signs.mask) * channels.size
+    return starts
 
 
 def _magnitudes(case: Case, kind: Kind, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,12 +1,15 @@
 """Inputs of a case: seeded, normally distributed, never zeros (zeros draw less power and run faster)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import torch
 
+from attn_exp.attention.pages import Paging, pages_of
 from attn_exp.attention.sinks import sinks_of
-from attn_exp.core.case import GIVEN, INT8, NORMAL, Case
+from attn_exp.core.case.case import GIVEN, INT8, NORMAL, Case
 
 # The largest finite e4m3 number (arXiv:2209.05433, table 1).
 E4M3_MAX = 448.0
@@ -97,7 +100,11 @@ class Inputs:
         d_out_bhsd: the output's gradient, (batch, q_heads, q_len, value_dim).
         scales: the factors of codes, None for other dtypes.
         kind: `normal`, a kind of hard values (attn_exp/attention/hard_values.py), or `given`.
-        sink: the sinks of a case that has them, (1, q_heads, 1, 1), for backends; what judges takes them from the case.
+        sink: the sinks of a case that has them, (1, q_heads, 1, 1), for backends; judges take them from the case.
+        latent: whether the values are the first channels of the keys. `v_bhsd` is then that view of `k_bhsd`, whatever
+            tensor of its shape was given, and requires no gradient.
+        paging: the positions of keys and values if `k_bhsd` and `v_bhsd` are pools (pages, page_size, kv_heads, dim),
+            as calls read them. None for tensors as above, which backends and judges are given.
     """
 
     q_bhsd: torch.Tensor
@@ -107,6 +114,13 @@ class Inputs:
     scales: Scales | None = None
     kind: str = NORMAL
     sink: torch.Tensor | None = None
+    latent: bool = False
+    paging: Paging | None = None
+
+    def __post_init__(self) -> None:
+        if self.latent:
+            values = self.k_bhsd.detach()[..., : self.v_bhsd.shape[-1]]
+            object.__setattr__(self, "v_bhsd", values)
 
     @property
     def qkv(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -136,28 +150,29 @@ class Inputs:
     def laid_out(self, layout: str) -> "Inputs":
         """Return the same numbers and indices, contiguous in `layout` (`bhsd` or `bshd`).
 
-        Tensors are copied only if they have another layout. Copies are leaves of the graph, and gradients belong to
-        them.
+        Tensors are copied only if they have another layout; pools stay as they are. Copies are leaves of the graph, and
+        gradients belong to them.
         """
-        tensors = (self.q_bhsd, self.k_bhsd, self.v_bhsd, self.d_out_bhsd)
-        q, k, v, d_out = (_laid_out(tensor, layout) for tensor in tensors)
-        return Inputs(q, k, v, d_out, self.scales, self.kind, self.sink)
+        made = self.mapped(partial(_laid_out, layout=layout))
+        # A pool has the layout of pages.
+        return made if self.paging is None else replace(made, k_bhsd=self.k_bhsd, v_bhsd=self.v_bhsd)
+
+    def mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Inputs":
+        """Return the same with each tensor changed."""
+        q, k, v, d_out = map(change, (*self.qkv, self.d_out_bhsd))
+        return replace(self, q_bhsd=q, k_bhsd=k, v_bhsd=v, d_out_bhsd=d_out)
 
     def row(self, row: int) -> "Inputs":
         """Return one row of the batch, as a batch of its own; copies that require no gradients."""
-        tensors = (self.q_bhsd, self.k_bhsd, self.v_bhsd, self.d_out_bhsd)
-        q, k, v, d_out = (tensor.detach()[row : row + 1].clone() for tensor in tensors)
-        return replace(self, q_bhsd=q, k_bhsd=k, v_bhsd=v, d_out_bhsd=d_out)
+        return self.mapped(lambda tensor: tensor.detach()[row : row + 1].clone())
 
     def numbers(self) -> "Inputs":
         """Return the inputs as numbers: themselves, or dequantised in float32 without gradients."""
         if self.scales is None:
             return self
-        tensors = (self.q_bhsd, self.k_bhsd, self.v_bhsd, self.d_out_bhsd)
         scales = (self.scales.q, self.scales.k, self.scales.v, self.scales.d_out)
-        q, k, v, d_out = (
-            Quantised(codes.detach(), scale).numbers() for codes, scale in zip(tensors, scales, strict=True)
-        )
+        tensors = zip((*self.qkv, self.d_out_bhsd), scales, strict=True)
+        q, k, v, d_out = (Quantised(codes.detach(), scale).numbers() for codes, scale in tensors)
         return Inputs(q, k, v, d_out, kind=self.kind)
 
 
@@ -181,12 +196,23 @@ def make_inputs(case: Case, device: str, seed: int, *, with_gradients: bool) -> 
 
     q = normal(case.batch, case.q_heads, case.q_len, case.head_dim)
     k = normal(case.batch, case.kv_heads, case.kv_len, case.head_dim)
-    v = normal(case.batch, case.kv_heads, case.kv_len, case.value_dim)
+    v = k[..., : case.value_dim] if case.latent else normal(case.batch, case.kv_heads, case.kv_len, case.value_dim)
     d_out = normal(case.batch, case.q_heads, case.q_len, case.value_dim)
-    made = _codes(q, k, v, d_out) if case.in_codes else Inputs(q, k, v, d_out, sink=sinks_of(case, q.device))
+    sinks = sinks_of(case, q.device)
+    made = _codes(q, k, v, d_out) if case.in_codes else Inputs(q, k, v, d_out, sink=sinks, latent=case.latent)
     for tensor in made.leaves:
         tensor.requires_grad_(with_gradients)
     return made.laid_out(case.layout)
+
+
+def paged(case: Case, inputs: Inputs) -> Inputs:
+    """Return the same numbers with keys and values in new pools; the inputs themselves if the case has no pages."""
+    if case.page_size is None:
+        return inputs
+    paging = Paging(case, pages_of(case, inputs.q_bhsd.device))
+    k = paging.pool_of(inputs.k_bhsd)
+    v = k[..., : case.value_dim] if case.latent else paging.pool_of(inputs.v_bhsd)
+    return replace(inputs, k_bhsd=k, v_bhsd=v, paging=paging)
 
 
 def sinks_in(case: Case, inputs: Inputs) -> torch.Tensor | None:

@@ -2,8 +2,8 @@
 
 Among thousands of keys, one key weighs less than 16-bit rounding, so norms of errors cannot show it. But it moves an
 output in a known direction, v_j - out_i, while rounding spreads over all `value_dim` directions. The error is projected
-onto that direction for a sample of rows, in float64; the same for dq, and for the derivative of the output with respect
-to the scores' scale. Rows and heads are drawn from the operating system's entropy, beside those where kernels err.
+onto that direction for a sample of rows, in float64. The same is done for dq, and for the output's derivative by the
+scores' scale. Rows and heads are drawn from the operating system's entropy, beside those where kernels err.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ import torch
 from attn_exp.attention.edge_sample import EdgeSample, Gradient, edge_sample
 from attn_exp.attention.inputs import Inputs, unit_of
 from attn_exp.attention.single_keys import LEAST_KEYS, wrong_key
-from attn_exp.core.case import DTYPE_BYTES, Case
+from attn_exp.core.case.case import DTYPE_BYTES, Case
 
 # A key with nearly all the weight: its loss shows in the norms.
 _HEAVIEST = 0.9
@@ -23,22 +23,20 @@ _SHARE, _ERRORS = 0.5, 8.0
 _LEAST_DIM = 32
 # One key, and blocks of keys. The nearest size still shows most of a block of another size.
 _COUNTS = (1, 4, 16, 64)
-# Among so few keys, products with zeros take less time than copying the keys of each query's block.
-_FEW_KEYS = 256
 # Units of the dtype by which the scores' scale may be off beside its noise.
 _LEAST_NOISE = 0.1
 _SCALE_UNITS, _SCALE_UNITS_OF_CODES = 0.05, 0.2
-# Where a softcap's tanh is rounded to 16 bits, a small score passes it unchanged, as if scores were scaled by 0.05 to
-# 0.11 % in bf16: eager mode on an H200 at softcap=50. On hard values the softcap itself shows.
+# If a softcap's tanh is rounded to 16 bits, a small score passes it unchanged, as if scores were scaled by 0.05 to 0.11
+# % in bf16: eager mode on an H200 at softcap=50. On hard values the softcap itself shows.
 _SCALE_UNITS_OF_TANH = 0.25
-# Nobody holds the scale in more than float32, and SDPA's formula multiplies q and k by its root. Of 150 float32 cases
-# with head dimensions of 6 to 128, 42 were off by a few roundoffs, which is more than their noise.
+# Nobody holds the scale in more than float32, and SDPA's formula multiplies q and k by its root. In float32, 42 of 150
+# cases with head dimensions of 6 to 128 were off by a few roundoffs, which is more than their noise.
 _SCALE_ROUNDING = 1e-5
 
 
 @dataclass(frozen=True)
 class _Moves:
-    """What errors would do: the movement of each row (heads, rows, n, dim), and the rows that each concerns."""
+    """Effects of possible errors: the movement of each row (heads, rows, n, dim), and the rows that each concerns."""
 
     what: list[str]
     moves: torch.Tensor
@@ -55,12 +53,8 @@ def edge_error(
 ) -> str | None:
     """Return what is wrong at the boundary of the mask, or with the scores' scale, as a sentence, or None.
 
-    Args:
-        case: the problem.
-        inputs: its tensors.
-        out_bhsd: a backend's output, (batch, q_heads, q_len, value_dim).
-        scale: the factor of an output in codes.
-        dq_bhsd: its gradient of q; at fp8 it is not checked, since codes of its scores' gradients lose small weights.
+    `scale` is the factor of an output in codes. At fp8 dq is not checked, since codes of its scores' gradients lose
+    small weights.
     """
     sample = edge_sample(case, inputs, with_gradients=dq_bhsd is not None and not case.quantised)
     blocks = _blocks(sample)
@@ -108,14 +102,6 @@ def _sums(
     device, count = per_key.device, per_key.shape[-1]
     # (rows, blocks, keys)
     keys, exist = (torch.stack(several, 1) for several in zip(*((one.keys, one.exist) for one in blocks), strict=True))
-    if count <= _FEW_KEYS:
-        # The place of each key in the block, and of keys outside of it one that no count reaches.
-        place = torch.full((*keys.shape[:2], count + 1), max(_COUNTS))
-        place.scatter_(-1, keys.clamp(0, count - 1).where(exist, count), torch.arange(max(_COUNTS)).expand(keys.shape))
-        among = (place[..., None, :count] < torch.tensor(_COUNTS)[:, None]).flatten(1, 2).to(device)
-        weight = (sample.weights.unsqueeze(-2) * among).sum(-1)
-        factors = per_key.to(of.dtype).unsqueeze(-2) * among
-        return weight, (factors.flatten(1, 2) @ of).unflatten(1, factors.shape[1:3]).double()
     keys, exist = keys.clamp(0, count - 1), exist.to(device)
     same = bool((keys == keys[:1]).all())
     keys = keys.to(device)
@@ -203,7 +189,7 @@ def _wrong_scale(case: Case, sample: EdgeSample, error: torch.Tensor) -> str | N
     known = move.square().sum(-1)
     if not known.sum() > 0:
         return None
-    # A row counts by the inverse square of its error, as for a bias (attn_exp/attention/error_parts.py).
+    # A row counts by the inverse square of its error: where a query sees few keys, its norm and rounding are large.
     square = error.square().sum(-1)
     weight = 1 / (square + _LEAST_NOISE**2 * square.sum() / known.sum() * known).clamp(
         min=torch.finfo(square.dtype).tiny

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from attn_exp.attention.inputs import Inputs
-from attn_exp.core.case import NORMAL, Case
+from attn_exp.core.case.case import NORMAL, Case
 
 # Scores of the part: 8,192 x 8,192 take 2 ms in float64 on an H200.
 PART_SCORES = {"cuda": 1 << 26, "cpu": 1 << 18}
@@ -26,14 +26,8 @@ def part_of(case: Case, inputs: Inputs) -> tuple[Case, Inputs]:
         keys = _MOST_NUMBERS // (case.q_heads * case.kv_len * case.head_dim)
         batch = min(case.batch, keys, scores // (case.q_heads * case.q_len * case.kv_len))
         if batch:
-            return replace(case, batch=batch), replace(
-                inputs,
-                q_bhsd=_first_rows(inputs.q_bhsd, batch),
-                k_bhsd=_first_rows(inputs.k_bhsd, batch),
-                v_bhsd=_first_rows(inputs.v_bhsd, batch),
-                d_out_bhsd=_first_rows(inputs.d_out_bhsd, batch),
-                sink=None,
-            )
+            rows = inputs.mapped(lambda tensor: tensor.detach()[:batch].requires_grad_(tensor.requires_grad))
+            return replace(case, batch=batch), replace(rows, sink=None)
     side = max(1, int(scores**0.5))
     q_len, kv_len = case.q_len, case.kv_len
     if q_len * kv_len > scores:
@@ -62,11 +56,8 @@ def part_of(case: Case, inputs: Inputs) -> tuple[Case, Inputs]:
         cut(inputs.d_out_bhsd, group, q_len),
         inputs.scales,
         inputs.kind,
+        latent=inputs.latent,
     )
-
-
-def _first_rows(tensor: torch.Tensor, batch: int) -> torch.Tensor:
-    return tensor.detach()[:batch].requires_grad_(tensor.requires_grad)
 
 
 def _first(lengths: tuple[int, ...] | None, tokens: int) -> tuple[int, ...] | None:

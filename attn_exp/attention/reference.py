@@ -6,11 +6,11 @@ from typing import Any
 import torch
 
 from attn_exp.attention.autograd import Attention
-from attn_exp.attention.biases import added_scores
-from attn_exp.attention.formula import hidden_keys, masked, seen_keys
+from attn_exp.attention.biases import added_scores, bias_tensor
+from attn_exp.attention.formula import hidden_keys, seen_keys
 from attn_exp.attention.inputs import Inputs
 from attn_exp.attention.sinks import log_sum, sinks_at, softmax
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 
 # Scores of one slice. Larger slices are no faster (794 against 782 ms for 16 x 16 x 8192 x 8192 on an H200). On a CPU
 # they stay in its caches: 109 instead of 150 ms for 4 x 2048 x 2048 with gradients on two cores.
@@ -21,17 +21,12 @@ _KEY_BYTES = 1 << 30
 CAUSAL_ROWS = {"cuda": 1024, "cpu": 256}
 
 
-def reference_forward(case: Case, inputs: Inputs) -> torch.Tensor:
-    """Return the output (batch, q_heads, q_len, value_dim) in float32. A query that sees no key gets zeros."""
-    return _sliced(case, inputs, with_gradients=False)[0]
-
-
 def reference(
     case: Case, inputs: Inputs, *, with_gradients: bool, precision: torch.dtype = torch.float32
 ) -> dict[str, torch.Tensor]:
     """Return `out`, and with gradients `dq`, `dk`, `dv`, in `precision` and the shapes of output, q, k and v.
 
-    Codes are dequantised first: the error of quantising the inputs is not the backend's.
+    A query that sees no key gets zeros. Codes are dequantised first: their rounding is not the backend's error.
     """
     tensors = _sliced(case, inputs, with_gradients=with_gradients, precision=precision)
     return dict(zip(("out", "dq", "dk", "dv"), tensors, strict=False))
@@ -77,15 +72,9 @@ class _Reference(torch.autograd.Function):
 
 @torch.no_grad()
 def sink_gradients(case: Case, inputs: Inputs, kv_heads: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """Return `d_sink` in float32 of the query heads on some key-value heads, and its usual size.
+    """Return `d_sink` (1, heads, 1, 1) in float32 of the query heads on some key-value heads, which ascend.
 
-    Args:
-        case: the problem, with sinks.
-        inputs: its tensors.
-        kv_heads: which, ascending.
-
-    Returns:
-        (1, heads, 1, 1), and the root mean square of what it would be if its terms had random signs.
+    Also return the root mean square of what it would be if its terms had random signs.
     """
     inputs = inputs.numbers()
     device, group = inputs.q_bhsd.device, case.q_heads // case.kv_heads
@@ -142,14 +131,14 @@ def _sliced(
         seen = slice(0, _last_seen_key(case, rows))
         keys, values = k[heads, :, seen].to(precision), v[heads, :, seen].to(precision)
         queries = q[heads, :, rows].to(precision) * case.head_dim**-0.5
-        scores = queries @ keys.mT
+        scores = _times(case, queries, keys.mT)
         if largest is not None:
             least, most = scores.aminmax()
             largest.append(torch.maximum(-least, most))
         scores, slope = capped(case, scores)
         _add(case, scores, q_heads[heads], rows)
         weights = _softmax(case, scores, rows, None if sinks is None else sinks[heads])
-        out[heads, :, rows] = result = weights @ values
+        out[heads, :, rows] = result = _times(case, weights, values)
         if with_gradients:
             _, dq, dk, dv = made
             d_result = d_out[heads, :, rows].to(precision)
@@ -165,6 +154,17 @@ def _sliced(
     return tuple(tensor.reshape(like.shape) for tensor, like in zip(made, shapes, strict=False))
 
 
+def _times(case: Case, of_queries: torch.Tensor, of_keys: torch.Tensor) -> torch.Tensor:
+    """Return products of (heads, group, rows, n) with (heads, 1, n, m).
+
+    PyTorch copies the second one for each of a group, which for latents would be 128 copies.
+    """
+    if not case.latent:
+        return of_queries @ of_keys
+    products: torch.Tensor = (of_queries.flatten(1, 2) @ of_keys.squeeze(1)).unflatten(1, of_queries.shape[1:3])
+    return products
+
+
 def capped(case: Case, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the scores after the softcap, and their derivative with respect to those before it, None without one."""
     if case.softcap is None:
@@ -172,6 +172,16 @@ def capped(case: Case, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
     bent = torch.tanh(scores / case.softcap)
     slope = 1 - bent * bent
     return bent.mul_(case.softcap), slope
+
+
+def masked_scores(case: Case, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return whole scores (batch, q_heads, q_len, kv_len) after softcap, biases and mask, and the softcap's slope."""
+    scores, slope = capped(case, scores)
+    bias = bias_tensor(case, scores.device, scores.dtype)
+    scores = scores if bias is None else scores + bias
+    if not case.dense:
+        scores = scores.masked_fill(hidden_keys(case, 0, case.q_len, scores.device), float("-inf"))
+    return scores, slope
 
 
 def _add(case: Case, scores: torch.Tensor, heads: torch.Tensor, rows: slice) -> None:
@@ -192,7 +202,7 @@ def _softmax(case: Case, scores: torch.Tensor, rows: slice, sinks: torch.Tensor 
 
 def _hide(case: Case, scores: torch.Tensor, rows: slice) -> None:
     """Set the scores of hidden keys to minus infinity; `scores` (..., rows, keys) has only the first keys."""
-    if not masked(case):
+    if case.dense:
         return
     # A causal mask hides no key from a later query that it shows to the first.
     only_causal = case.window is None and case.chunk is None and case.lengths is None

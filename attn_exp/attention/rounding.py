@@ -1,10 +1,10 @@
-"""Whether a result in 16 bits is as exact as kernels of its dtype are: a looser one leaves its mark on every head.
+"""Whether a result in 16 bits is as exact as kernels of its dtype: a less exact one shows it in every head.
 
-Fused kernels keep scores in float32: a head is off by the rounding of its weights and of its result, 0.6 of a unit. The
-plain formula also rounds scores, and is off by three times as much, so that a tolerance made for it lets through what
-rounds in yet another place, such as codes of int8 or a log-sum-exp in bf16. But rounding to nearest is no accident: who
-rounds the same products to the same dtype makes the same errors. So a head that is off by more than a fused kernel
-explains must be off in the direction in which formulas that round scores are.
+Fused kernels keep scores in float32: a head's error is the rounding of its weights and of its result, 0.6 of a unit.
+The plain formula also rounds scores, and its error is three times as large. A tolerance made for it allows rounding in
+yet another place, such as codes of int8 or a log-sum-exp in bf16. But rounding to nearest is deterministic: the same
+products rounded to the same dtype have the same errors. So an error larger than a fused kernel's must have the
+direction of errors of formulas that round scores.
 """
 
 import math
@@ -16,12 +16,12 @@ import torch
 from attn_exp.attention.biases import added_scores
 from attn_exp.attention.error_parts import UNIT, weighed_rows
 from attn_exp.attention.expected import Expected
-from attn_exp.attention.formula import hidden_keys, masked
+from attn_exp.attention.formula import hidden_keys
 from attn_exp.attention.inputs import Inputs
 from attn_exp.attention.reference import SLICE_BYTES
 from attn_exp.attention.sampling import Places
 from attn_exp.attention.sinks import sinks_at, softmax
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 from attn_exp.core.text import apart
 
 Results = dict[str, torch.Tensor]
@@ -30,9 +30,9 @@ Rounded = Literal["operators", "products", "biases"]
 _FEW_QUERIES, _MOST_HEADS = 64, 64
 # By this share, over the square root of the number of queries, these may happen to round more than others.
 _SLACK = 2.0
-# One row in so many is left out, the worst ones. Under a causal mask dq of the first rows is large and may be what is
-# left of a cancellation: where one of them is among the 276 rows of a head of 8,192 that are looked at, it is most of
-# their error. Of 60,000 such heads of the fused formula 0.14 % were beyond the bound by one row, and one of cuDNN's.
+# One row in so many is left out: the worst rows. Under a causal mask dq of the first rows is large and may be what is
+# left of a cancellation. If one of them is among the 276 sampled rows of a head of 8,192, it is most of their error. In
+# the fused formula 0.14 % of 60,000 such heads were beyond the bound by one row, and one of cuDNN's.
 _LEFT_OUT_OF = 64
 _GROUPED = ("out", "dq")
 
@@ -41,13 +41,8 @@ _GROUPED = ("out", "dq")
 def loose_head(case: Case, inputs: Inputs, expected: Expected, tensors: Mapping[str, torch.Tensor]) -> str | None:
     """Return which head of a result is less exact than its dtype as a sentence, or None.
 
-    Only tensors with a tolerance `usual` are looked at, and of all heads the one that is furthest off.
-
-    Args:
-        case: the problem.
-        inputs: its tensors, with normal numbers that are not codes.
-        expected: their reference.
-        tensors: the results.
+    Only tensors with a tolerance `usual` are looked at, and of all heads the one that is furthest off. Inputs are
+    normal numbers that are not codes.
     """
     together = case.q_len < _FEW_QUERIES
     queries = case.q_len * (case.batch * case.q_heads if together else 1)
@@ -180,16 +175,11 @@ def _unexplained(off: torch.Tensor, directions: torch.Tensor) -> float:
 
 
 def scores_rounded(case: Case, inputs: Inputs, head: int, rounded: Rounded, *, with_gradients: bool) -> Results:
-    """Return the results of a key-value head by a formula that rounds scores to the case's dtype.
+    """Return the results of a key-value head of the batch by a formula that rounds scores to the case's dtype.
 
-    Args:
-        case: the problem.
-        inputs: its tensors.
-        head: counted over all rows of the batch.
-        rounded: what is: the results of all `operators`, as in the plain formula; of `products`, what a matrix product
-            reads and writes, and biases, as a compiler leaves it that fuses the others; of scores only `biases`, as a
-            fused kernel reads them from a tensor.
-        with_gradients: return `dq`, `dk` and `dv`, too.
+    `operators` rounds all results, as the plain formula does. `products` rounds operands and results of matrix
+    products, and biases, as compilers do that fuse the rest. `biases` rounds of the terms of scores only biases, as a
+    fused kernel that reads them from a tensor.
 
     Returns:
         `out` and `dq` of the heads that share it, (group, q_len, dim), `dk` and `dv` (1, kv_len, dim), in float32.
@@ -222,7 +212,7 @@ def scores_rounded(case: Case, inputs: Inputs, head: int, rounded: Rounded, *, w
         added = added_scores(case, heads, torch.arange(rows.start, rows.stop, device=q.device), keys)
         if added is not None:
             scores = between(scores + written(added))
-        if masked(case):
+        if not case.dense:
             hidden = hidden_keys(case, rows.start, rows.stop - rows.start, scores.device)
             scores = scores.masked_fill(hidden, -torch.inf)
         exact = softmax(scores, sinks)

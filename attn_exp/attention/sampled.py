@@ -1,7 +1,7 @@
 """The float32 reference of a large case, only for the rows that a judgement looks at.
 
-Rows of the output and of dq need only their own queries. A gradient of a key needs all queries of its head: dk and dv
-are computed of as many heads as `draw_heads` affords, and `wrong_head` (attn_exp/attention/head_sums.py) looks at all.
+Rows of the output and of dq need only their own queries. A gradient of a key needs all queries of its head. So dk and
+dv are computed for as many heads as `draw_heads` affords; `wrong_head` (attn_exp/attention/head_sums.py) checks all.
 """
 
 from collections.abc import Iterator
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import torch
 
 from attn_exp.attention.biases import added_scores
-from attn_exp.attention.formula import masked, seen_keys
+from attn_exp.attention.formula import seen_keys
 from attn_exp.attention.inputs import Inputs
 from attn_exp.attention.reference import SLICE_BYTES, capped
 from attn_exp.attention.sampling import Places, draw_heads
 from attn_exp.attention.sinks import sinks_at, softmax
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 
-# Of one part's scores under a causal mask, by device.
+# Bytes of one part's scores under a causal mask, by device.
 _LEAST_BYTES = {"cuda": 1 << 28, "cpu": 0}
 
 
@@ -36,21 +36,38 @@ class Sampled:
     largest_score: float
 
 
+def draw_places(case: Case, kv_heads: torch.Tensor, heads_of_keys: torch.Tensor | None = None) -> tuple[Places, Places]:
+    """Draw rows of the queries and of the keys of some key-value heads, which ascend and are counted over the batch.
+
+    Gradients of keys are judged of `heads_of_keys`, by default of all.
+    """
+    group = case.q_heads // case.kv_heads
+    q_heads = (kv_heads[:, None] * group + torch.arange(group)).flatten()
+    return (
+        Places.drawn(q_heads, case.q_len, case.q_heads),
+        Places.drawn(kv_heads if heads_of_keys is None else heads_of_keys, case.kv_len, case.kv_heads),
+    )
+
+
 @torch.no_grad()
-def sampled_reference(case: Case, inputs: Inputs, *, with_gradients: bool) -> Sampled:
-    """Draw rows and return the reference at them."""
+def sampled_reference(
+    case: Case, inputs: Inputs, *, with_gradients: bool, places: tuple[Places, Places] | None
+) -> Sampled:
+    """Return the reference at rows of queries and keys, which are drawn from all heads by default."""
     inputs = inputs.numbers()
     device = inputs.q_bhsd.device
-    rows = Places.drawn(torch.arange(case.batch * case.q_heads), case.q_len, case.q_heads)
-    tensors, largest = _of_queries(case, inputs, rows, with_gradients=with_gradients)
-    places = dict.fromkeys(tensors, rows.to(device))
-    if with_gradients:
+    if places is None:
         scores = case.q_heads // case.kv_heads * case.q_len * case.kv_len
-        heads = draw_heads(case.batch * case.kv_heads, scores, device.type)
-        keys = Places.drawn(heads, case.kv_len, case.kv_heads).to(device)
+        heads = torch.arange(case.batch * case.kv_heads)
+        places = draw_places(case, heads, draw_heads(len(heads), scores, device.type))
+    of_queries, of_keys = places
+    tensors, largest = _of_queries(case, inputs, of_queries, with_gradients=with_gradients)
+    found = dict.fromkeys(tensors, of_queries.to(device))
+    if with_gradients:
+        keys = of_keys.to(device)
         tensors["dk"], tensors["dv"] = _of_keys(case, inputs, keys)
-        places |= {"dk": keys, "dv": keys}
-    return Sampled(tensors, places, largest)
+        found |= {"dk": keys, "dv": keys}
+    return Sampled(tensors, found, largest)
 
 
 def _of_queries(
@@ -60,8 +77,11 @@ def _of_queries(
     device = inputs.q_bhsd.device
     on_device = rows.to(device)
     queries, d_out = (_grouped(case, on_device.of(tensor)) for tensor in (inputs.q_bhsd, inputs.d_out_bhsd))
+    kv_heads = on_device.heads[:: case.q_heads // case.kv_heads] // (case.q_heads // case.kv_heads)
     k, v = (tensor.detach().flatten(0, 1) for tensor in (inputs.k_bhsd, inputs.v_bhsd))
-    first, last = (_grouped(case, bound.unsqueeze(0)) for bound in seen_keys(case, rows.rows))
+    if len(kv_heads) < len(k):
+        k, v = k[kv_heads], v[kv_heads]
+    first, last = (_grouped(case, bound.unsqueeze(0)) for bound in seen_keys(case, rows.rows.cpu()))
     out = torch.empty(d_out.shape, device=device)
     dq = torch.empty(queries.shape, device=device) if with_gradients else None
     largest: list[torch.Tensor] = []
@@ -105,7 +125,7 @@ def _of_keys(case: Case, inputs: Inputs, drawn: Places) -> tuple[torch.Tensor, t
     first, last = seen_keys(case, torch.arange(case.q_len))
     for heads, rows in _parts(len(k), case.q_len, group * case.kv_len, device.type, causal=case.causal):
         seen = slice(0, max(1, int(last[rows].max()) + 1))
-        # Of ascending keys, those up to the last that any of these rows sees.
+        # Keys ascend: take those up to the last that any of these rows sees.
         own = heads, slice(0, int((at[heads] < seen.stop).sum(-1).max()))
         q = queries[heads, :, rows].float().flatten(1, 2) * case.head_dim**-0.5
         bounds = tuple(bound[rows].to(device).repeat(group)[None] for bound in (first, last))
@@ -149,7 +169,7 @@ def _capped_and_hidden(
     scores, slope = capped(case, scores)
     if added is not None:
         scores += added
-    if masked(case):
+    if not case.dense:
         key = torch.arange(scores.shape[-1], device=scores.device)
         hidden = key > last[..., None]
         if case.window is not None or case.chunk is not None or case.lengths is not None:

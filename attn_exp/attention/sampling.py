@@ -1,7 +1,7 @@
-"""Which rows of a tensor a judgement looks at: drawn anew from the operating system's entropy for every judgement.
+"""Rows of a tensor that a judgement looks at: drawn anew from the operating system's entropy for every judgement.
 
-Every head of every row of the batch gets its own: one at random of each group of `group_of` neighbours, and always the
-rows at which kernels err: the first and the last, those on both sides of tile boundaries, and some near the end.
+Every head of every row of the batch gets its own: one at random of each group of `group_of` neighbours, and the rows at
+which kernels err. The latter are the first and the last, those on both sides of tile boundaries, and some near the end.
 """
 
 import secrets
@@ -10,7 +10,7 @@ from functools import cached_property
 
 import torch
 
-# Of so many neighbours one is looked at. A tile has 64 rows or more, so a wrong tile always is.
+# One of so many neighbours is looked at. A tile has 64 rows or more, so a wrong tile always is.
 GROUP, _LARGEST_GROUP = 8, 32
 # Rows of a head beyond which groups grow: so many show what a norm or a mean can show.
 _ENOUGH_ROWS = 256
@@ -31,8 +31,8 @@ def fresh_dice() -> torch.Generator:
 def boundary_rows(length: int) -> list[int]:
     """Return, in order, at most 20 rows of `length` that every judgement looks at.
 
-    They are the first, the rows on both sides of the first boundary of tiles of 64, 128 and 256 rows and of the last
-    one, and rows 1 to 32 from the end.
+    They are the first row, rows 1 to 32 from the end, and rows beside tile boundaries: the first and the last one of
+    tiles of 64, 128 and 256 rows.
     """
     rows = {0, *(length - distance for distance in _FROM_END)}
     for tile in _TILES:
@@ -61,10 +61,7 @@ def worth_sampling(heads: int, q_len: int, kv_len: int) -> bool:
 def draw_heads(heads: int, scores: int, device: str) -> torch.Tensor:
     """Return, ascending on the CPU, the heads whose gradients of keys are computed: all of them if they are affordable.
 
-    Args:
-        heads: key-value heads of all rows of the batch.
-        scores: of one of them with all its queries.
-        device: `cuda` or `cpu`.
+    `heads` are the key-value heads of the batch, `scores` those of one of them with all its queries.
     """
     count = max(1, _SCORES_OF_KEYS[device] // scores)
     if count >= heads:
@@ -77,8 +74,8 @@ class Places:
     """Rows of some heads of a tensor (batch, heads, length, dim).
 
     Attributes:
-        heads: which, (m,), ascending, counted over the batch.
-        rows: of each of them, (m, n), ascending, without repetition.
+        heads: their indices, (m,), ascending, counted over the batch.
+        rows: the rows of each head, (m, n), ascending, without repetition.
         heads_of_batch_row: how many heads a row of the batch has.
     """
 

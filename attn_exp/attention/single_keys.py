@@ -8,7 +8,7 @@ import torch
 
 from attn_exp.attention.edge_sample import EdgeSample
 
-# Where few keys have the weight, rounding their weights moves the output along few directions, among them these.
+# If few keys have the weight, rounding their weights moves the output along few directions, among them these.
 LEAST_KEYS = 16.0
 # A deviation follows a key if it is within this share of the key's movement, with so many standard errors.
 _SHARE, _ERRORS = 0.5, 10.0
@@ -22,12 +22,7 @@ _MOST = 8
 
 @torch.no_grad()
 def wrong_key(sample: EdgeSample, error: torch.Tensor) -> str | None:
-    """Return which key is missing or counted twice as a sentence, or None.
-
-    Args:
-        sample: the sampled rows.
-        error: of a backend's output at these rows, (heads, rows, value_dim).
-    """
+    """Return which key is missing or counted twice by the error of the sampled rows as a sentence, or None."""
     judged = sample.spread >= LEAST_KEYS
     weights = sample.visible * judged.unsqueeze(-1)
     values, out, dim = sample.values, sample.out, error.shape[-1]

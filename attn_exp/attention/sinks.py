@@ -1,17 +1,17 @@
 """Sinks: a learned logit of each query head that joins the softmax's denominator and has no value.
 
 The weights of a query are exp(s - lse) with lse = log(sum(exp(s)) + exp(sink)): they sum to less than one. The gradient
-of a score is p (dp - sum(p dp)), as without a sink, and the gradient of the sink is that of a key without a value, the
-sum of -exp(sink - lse) sum(p dp) over the queries of its head.
+of a score is p (dp - sum(p dp)), as without a sink. The gradient of the sink is that of a key without a value, the sum
+of -exp(sink - lse) sum(p dp) over the queries of its head.
 """
 
 import math
 
 import torch
 
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 
-# Of normal scores the sink takes 5 to 50 % of a query that sees all keys, another share in each head.
+# With normal scores the sink takes 5 to 50 % of a query that sees all keys, another share in each head.
 _LEAST, _SPREAD = -2.5, 3.0
 # Multiples of it are spread evenly (the golden ratio).
 _STEP = (5**0.5 - 1) / 2
@@ -33,12 +33,9 @@ def sinks_at(case: Case, heads: torch.Tensor) -> torch.Tensor | None:
 
 
 def softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
-    """Return the weights of keys, whose last dimension is `scores`'s.
+    """Return the weights of keys, whose last dimension is that of the masked `scores`.
 
-    Args:
-        scores: masked, of one row or several.
-        sinks: that of each row, which broadcasts to (..., 1); None for none. With one, a row of minus infinities gets
-            zeros.
+    `sinks` of rows broadcast to (..., 1). With them, a row of minus infinities gets zeros.
     """
     if sinks is None:
         return torch.softmax(scores, dim=-1)

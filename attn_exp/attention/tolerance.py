@@ -1,7 +1,7 @@
 """Tolerances: how far a result of a dtype may be from the reference, measured and not chosen.
 
 The formula in the case's dtype rounds after every operator; an error `FACTOR` times as large is a bug, not rounding.
-The formula and the float32 reference are both compared with float64 on a part of the case, since rounding errors hardly
+The formula and the float32 reference are both compared with float64 on a part of the case. Rounding errors hardly
 depend on the number of heads or rows.
 """
 
@@ -12,55 +12,40 @@ import torch
 
 from attn_exp.attention.autograd import autograd_backward
 from attn_exp.attention.biases import bias_tensor
-from attn_exp.attention.channels import worst_channel
-from attn_exp.attention.error import judged_error, measured_bias, tensor_error
+from attn_exp.attention.error import judged_error, tensor_error
 from attn_exp.attention.error_parts import Tolerance, weighed_rows
-from attn_exp.attention.formula import formula, hidden_keys, masked
-from attn_exp.attention.fp8_formula import fp8_formula
+from attn_exp.attention.formula import formula, hidden_keys
 from attn_exp.attention.fused_formula import FEW_ROWS, fused_formula, score_rounding
 from attn_exp.attention.inputs import Inputs, unit_of
-from attn_exp.attention.int8_formula import int8_formula
 from attn_exp.attention.part import part_of
+from attn_exp.attention.quantised_formula import fp8_formula, int8_formula
 from attn_exp.attention.reference import reference
 from attn_exp.attention.sinks import sinks_of
-from attn_exp.attention.small_gradients import worst_query
-from attn_exp.core.case import DTYPE_BYTES, INT8, NORMAL, Case
+from attn_exp.core.case.case import DTYPE_BYTES, INT8, NORMAL, Case
 
 FACTOR = 3.0
-# One row in a million deviates more than one in the thousands that are sampled: cuDNN's dq of 256 heads of 8,192 tokens
-# by 7 times its tensor's tolerance in bf16, of 64 heads of 16,384 tokens by 9.4 times in fp8 (H200). A wrong row
-# deviates by far more, except in fp8, where this bound is above 1.
+# One row in a million deviates more than one in the thousands that are sampled. In cuDNN's dq on an H200 it was 7 times
+# the tensor's tolerance in bf16 (256 heads of 8,192 tokens), and 9.4 times in fp8 (64 heads of 16,384 tokens). A wrong
+# row deviates by far more, except in fp8, where this bound is above 1.
 WORST_ROW_FACTOR = 12.0
 # Tiles, and rows of an output, deviate by their own norm by at most 7.4 times a tensor's error (float32) and 4.7 times
-# (16 bits), where the tolerance is 3 of it: this factor allows 12. Those of gradients that are not small by 4.2.
+# (16 bits). The tolerance is 3 times that error: this factor allows 12. Tiles and rows of gradients that are not small
+# deviate by 4.2.
 PART_FACTOR = 4.0
 SMALL_BY_WEIGHTS, SMALL_GRADIENT = 0.1, 0.25
-# What rows at one position of all heads are scaled by, as a root mean square, relative to a tensor's tolerance.
-POSITION_BIAS = 1.0
 # Fused kernels on an H200 and a CPU were off by at most 1.35 times what the fused formula is (dq of 16-bit CUTLASS
 # kernels). Codes of int8 for q and k are off by 3 times as much, a log-sum-exp in bf16 by 3.2 times.
 USUAL_FACTOR = 2.4
-# What rounding to nearest costs, in units of eps. Gradients of keys that a group of heads shares may be rounded before
-# they are summed, and after each sum. PyTorch's flash kernel on a CPU sums gradients tile by tile in the case's dtype:
-# its dk of a bf16 head was off by 0.46 % at 512 tokens, causal, and by 0.67 % at 4,096.
+# The error of rounding to nearest, in units of eps. Gradients of keys that a group of heads shares may be rounded
+# before they are summed, and after each sum. PyTorch's flash kernel on a CPU sums gradients tile by tile in the case's
+# dtype: its dk of a bf16 head was off by 0.46 % at 512 tokens, causal, and by 0.67 % at 4,096.
 _ROUNDED_ONCE, _ROWS_OF_A_SUM = 0.22, 256
-# Rounding to nearest has hardly any bias: in 16-bit dtypes the means of honest backends' heads were within their noise,
-# and at fp8 within 0.3 %, a unit being 12.5 %. But Hopper's fp8 products are summed with 14 bits and cut off, which
-# could shrink a sum over 8,192 keys by about 1.5 % (an estimate, not measured).
-BIAS_UNITS, BIAS_UNITS_OF_CODES = 0.05, 0.2
-# Of rows that are not small, the formula's followed the reference by 0.88 at fp8, and by 0.97 in 16-bit dtypes.
-LEAST_ROW = 0.25
-# Where a row has a norm of this many smallest normal numbers, none is rounded to zeros.
-LEAST_NORMAL = 16.0
-# A row of zeros is off by 1 of its norm. Of means of equal weights, some are smaller than others.
+# A row of zeros is off by 1 of its norm. Some means of equal weights are smaller than others.
 LEAST_LOST, _SMALLEST_MEAN = 0.5, 0.3
-# Where a softcap's tanh is rounded to 16 bits, honest rows were off by up to 0.55.
+# If a softcap's tanh is rounded to 16 bits, honest rows were off by up to 0.55.
 _LEAST_LOST_CAPPED = 0.75
-# Where few rows of d_out are large, those of a part of the case may happen to round less than others.
+# If few rows of d_out are large, those of a part of the case may happen to round less than others.
 _SLACK_OF_GRADIENTS = 1.5
-# A channel of dv may cancel in the sum over a group of heads, of which the part has one: two exact kernels were off by
-# 1.01 times the bound without this factor (`sinks`, fp16, H200), and 25 draws of that case by 0.73 times, not by 0.4.
-_CHANNELS_OF_GROUPS = 3.0
 # Unit roundoff of float32, in which every backend sums.
 ROUNDOFF = 2.0**-24
 
@@ -75,8 +60,7 @@ def measured_tolerances(case: Case, inputs: Inputs, *, with_gradients: bool) -> 
     if inputs.kind != NORMAL and case.quantised:
         return plain
     if inputs.kind == NORMAL:
-        biases = {name: measured_bias(rounded[name], exact[name]) for name in exact}
-        made = {name: _with_parts(case, name, one, biases[name]) for name, one in plain.items()}
+        made = {name: _with_parts(case, name, one) for name, one in plain.items()}
         usual = DTYPE_BYTES[case.dtype] == 2 and not case.quantised
         return _with_usual(case, made, part, on_part, exact) if usual else made
     # On hard values fused kernels do not round less than the formula does, and rounding has parts of its own.
@@ -86,13 +70,6 @@ def measured_tolerances(case: Case, inputs: Inputs, *, with_gradients: bool) -> 
     few = part.batch * part.q_heads * part.q_len < FEW_ROWS
     slacks = {name: 2.0 if few else 1.0 if name == "out" else _SLACK_OF_GRADIENTS for name in exact}
     made = {name: _on_hard_values(plain[name], fused[name], least, slacks[name]) for name in exact}
-    for name in {"out", "dv"} & made.keys():
-        several = [worst_channel(one[name], exact[name], case.dtype)[1] for one in (rounded, otherwise)]
-        summed = _CHANNELS_OF_GROUPS if name == "dv" and case.q_heads > case.kv_heads else 1.0
-        made[name] = replace(made[name], channel=max(summed * FACTOR * max(several), PART_FACTOR * made[name].relative))
-    if with_gradients:
-        several = [worst_query(one["dq"], exact["dq"], on_part.d_out_bhsd)[1] for one in (rounded, otherwise)]
-        made["dq"] = replace(made["dq"], query=max(LEAST_LOST, FACTOR * max(several)))
     return made | {"out": _with_lost_rows(case, made["out"], (rounded["out"], otherwise["out"]), exact["out"])}
 
 
@@ -133,38 +110,23 @@ def _with_lost_rows(case: Case, whole: Tolerance, rounded: tuple[torch.Tensor, .
     return replace(whole, own_row=allowed, tile=allowed, small=small)
 
 
-def _with_parts(case: Case, name: str, whole: Tolerance, bias: float) -> Tolerance:
-    """Add bounds on rows and tiles by their own norm, on the mean along the reference, and on rows that are lost.
+def _with_parts(case: Case, name: str, whole: Tolerance) -> Tolerance:
+    """Add bounds on rows and tiles by their own norm.
 
     dq and dk of a row are differences of what cancels, so that a row of small norm has the error of others. Codes have
     it most: the error of an output in codes is that of all its keys' gradients.
     """
     by_weights, several = name in ("out", "dv"), PART_FACTOR * whole.relative
-    smallest = torch.finfo(getattr(torch, case.tensor_dtype)).smallest_normal
-    units = BIAS_UNITS_OF_CODES if case.quantised else BIAS_UNITS
     return replace(
         whole,
         own_row=several if by_weights else None,
         tile=several,
-        bias=min(FACTOR * bias, whole.relative) + max(units * unit_of(case), summed_otherwise(case)),
-        least_row=LEAST_ROW,
-        # Codes round small weights to zeros.
-        least_norm=math.inf if case.quantised else LEAST_NORMAL * smallest,
-        # Those of dq cancel at the same positions in all heads, and codes are too coarse.
-        position=None if name == "dq" or case.quantised else several,
-        position_bias=None if name == "dq" or case.quantised else POSITION_BIAS * whole.relative,
         small=SMALL_BY_WEIGHTS if by_weights else 1.0 if case.quantised else SMALL_GRADIENT,
     )
 
 
 def bounds(case: Case, rounded: torch.Tensor, single: torch.Tensor, exact: torch.Tensor) -> Tolerance:
-    """Return the bounds on a tensor.
-
-    Args:
-        case: the problem.
-        rounded: the formula's result in the case's dtype.
-        single: its result in float32.
-        exact: its result in float64.
+    """Return the bounds on a tensor by the formula's results in the case's dtype, in float32 and in float64.
 
     Raises:
         ValueError: one of them is not finite.
@@ -197,7 +159,7 @@ def _eager(case: Case, inputs: Inputs, *, with_gradients: bool) -> dict[str, tor
     if case.in_codes:
         return fp8_formula(case, inputs, with_gradients=with_gradients)
     device = inputs.q_bhsd.device
-    mask = hidden_keys(case, 0, case.q_len, device) if masked(case) else None
+    mask = hidden_keys(case, 0, case.q_len, device) if not case.dense else None
     bias = bias_tensor(case, device, inputs.q_bhsd.dtype)
     with torch.set_grad_enabled(with_gradients):
         out = formula(case, mask, *inputs.qkv, sinks_of(case, device), bias)

@@ -5,16 +5,14 @@ from dataclasses import dataclass
 
 import torch
 
-from attn_exp.attention.channels import wrong_channel
 from attn_exp.attention.error import inaccuracy
 from attn_exp.attention.expected import Expected
 from attn_exp.attention.head_sums import wrong_head
 from attn_exp.attention.inputs import DifferentiableInputs, Inputs
 from attn_exp.attention.mask_edges import edge_error
 from attn_exp.attention.rounding import loose_head
-from attn_exp.attention.small_gradients import wrong_query
-from attn_exp.core.case import NORMAL, Case
-from attn_exp.core.judged import TensorError
+from attn_exp.core.case.case import NORMAL, Case
+from attn_exp.core.record.checked import TensorError
 
 # The dtypes of results that need no scale: FlashAttention 3 takes codes and returns bfloat16.
 _OF_CODES = (torch.bfloat16, torch.float16, torch.float32)
@@ -22,11 +20,11 @@ _OF_CODES = (torch.bfloat16, torch.float16, torch.float32)
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a judgement found.
+    """Findings of a judgement.
 
     Attributes:
         errors: by tensor.
-        wrong: what is wrong as a sentence, None if nothing is.
+        wrong: the mistake as a sentence, None if there is none.
         rows: rows of all tensors that were looked at.
         rows_of: rows that these tensors have.
         heads: heads of the output that were looked at, in every row of the batch; 0 for a block, which has none.
@@ -49,32 +47,20 @@ def verdict(
     expected: Expected,
     tensors: Mapping[str, torch.Tensor],
     scales: Mapping[str, float],
-    out: torch.Tensor | None = None,
 ) -> Verdict:
-    """Judge the tensors of one call.
+    """Judge the tensors of one call on its inputs, of which a block's have no boundary of a mask.
 
-    Args:
-        case: the problem.
-        inputs: what the call computed on; at the boundary of a mask only attention's own are judged, not a block's.
-        expected: the reference of these inputs.
-        tensors: `out`, and the gradients if they are judged; not those that the reference lacks, as it lacks `d_sink`
-            of hard values.
-        scales: the factors of tensors of codes.
-        out: the output that gradients belong to, if it is not among `tensors`.
-
-    Raises:
-        ValueError: a tensor has another shape; `malformed` says so beforehand in a sentence.
+    Tensors that the reference lacks are not judged, as `d_sink` of hard values. `scales` are the factors of codes.
     """
     tensors = {name: tensor for name, tensor in tensors.items() if name in expected.tensors}
     errors = {name: expected.judge(name, tensor, scales.get(name, 1.0)) for name, tensor in tensors.items()}
     wrong = inaccuracy({name: _whole(error) for name, error in errors.items()})
-    # On hard values a boundary key that is missed, or let in, is a needle that the errors show; and where scores are
-    # large, rounding by itself moves a key's weight.
+    # On hard values a boundary key that is missed, or let in, is a needle that the errors show. If scores are large,
+    # rounding by itself moves a key's weight.
     if wrong is None and isinstance(inputs, Inputs) and inputs.kind == NORMAL and "out" in tensors:
         # Before the parts of tensors: it says why these are wrong.
         wrong = edge_error(case, inputs, tensors["out"], scales.get("out", 1.0), tensors.get("dq"))
     wrong = wrong or inaccuracy(errors)
-    wrong = wrong or _wrong_channel(case, expected, tensors) or _wrong_query(inputs, expected, tensors)
     if wrong and "as if scores were scaled" in wrong and case.softcap is not None:
         wrong = f"{wrong}, perhaps by another softcap than {case.softcap:g}"
     if wrong is None and isinstance(inputs, Inputs) and inputs.kind == NORMAL and not case.quantised:
@@ -82,33 +68,8 @@ def verdict(
     if wrong is None and isinstance(inputs, Inputs) and inputs.kind == NORMAL and "dk" in tensors:
         relative = {name: bounds.relative for name, bounds in expected.tolerances.items()}
         gradients = {name: tensor for name, tensor in tensors.items() if name != "out"}
-        out = tensors.get("out", out) if expected.leaves_heads_out else None
-        wrong = wrong_head(case, inputs, gradients, scales, relative, out)
+        wrong = wrong_head(case, inputs, gradients, scales, relative)
     return Verdict(errors, wrong, expected.rows, expected.rows_of, expected.heads)
-
-
-def _wrong_channel(case: Case, expected: Expected, tensors: Mapping[str, torch.Tensor]) -> str | None:
-    """Return which channel of a tensor is wrong as a sentence, or None; only of kinds whose channels differ."""
-    for name, tensor in tensors.items():
-        allowed, places = expected.tolerances[name].channel, expected.places.get(name)
-        if allowed is None:
-            continue
-        rows = tensor.detach() if places is None else places.of(tensor)
-        wrong = wrong_channel(name, rows, expected.tensors[name], case.dtype, allowed)
-        if wrong is not None:
-            return wrong
-    return None
-
-
-def _wrong_query(inputs: DifferentiableInputs, expected: Expected, tensors: Mapping[str, torch.Tensor]) -> str | None:
-    """Return that a row of dq is wrong beside its row of d_out as a sentence, or None, where it is asked for."""
-    allowed = expected.tolerances["dq"].query if "dq" in tensors and "dq" in expected.tolerances else None
-    if allowed is None:
-        return None
-    places, dq, d_out = expected.places.get("dq"), tensors["dq"].detach(), inputs.d_out
-    if places is not None:
-        dq, d_out = places.of(dq), places.of(d_out)
-    return wrong_query(dq, expected.tensors["dq"], d_out, allowed)
 
 
 def _whole(error: TensorError) -> TensorError:
@@ -123,14 +84,8 @@ def malformed(
 ) -> str | None:
     """Return what is wrong with the form of a result as a sentence, or None.
 
-    A subclass of `torch.Tensor` may compute when it is first looked at, so only the class itself is a result.
-
-    Args:
-        name: the tensor's name.
-        result: what a backend returned.
-        shape: the shape that it must have.
-        like: an input, whose device and dtype are those of results.
-        scales: the factors of tensors of codes.
+    A subclass of `torch.Tensor` may compute when it is first looked at, so only the class itself is a result. Device
+    and dtype are those of the input `like`.
     """
     if not isinstance(result, torch.Tensor):
         return f"{name} is no torch.Tensor but of type {_type_name(result)}"

@@ -3,12 +3,11 @@
 import contextlib
 import inspect
 import pkgutil
-import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -16,8 +15,7 @@ from attn_exp.attention.autograd import Function, Gradients, autograd_backward
 from attn_exp.attention.inputs import DifferentiableInputs, Inputs
 from attn_exp.backends.package import Package, Unavailable, WrongOption
 from attn_exp.backends.supports import Supports
-from attn_exp.core.case import HALVES, Case
-from attn_exp.core.errors import nearest
+from attn_exp.core.case.case import HALVES, Case
 
 
 @dataclass(frozen=True)
@@ -28,9 +26,9 @@ class Calls:
         forward: returns the output (batch, q_heads, q_len, value_dim), as a view if the backend's layout differs.
         backward: takes such an output and returns a call that computes (dq, dk, dv) repeatedly.
         scope: a context manager that is entered around all calls, outside the timed region.
-        attention: what `forward` computes as a function of q, k and v, for `torch.compile` and for blocks; None if
-            there is no such function. A block's calls have the block here.
-        alone: of a block's calls, the attention that the block calls, as a function of q, k and v; None of others.
+        attention: `forward` as a function of q, k and v, for `torch.compile` and for blocks; None if there is no such
+            function. A block's calls have the block here.
+        alone: the attention that a block calls, as a function of q, k and v; None for calls without a block.
         inputs: the tensors that the calls read, in the backend's layout. They change in place between timed calls; None
             if these are the inputs that were given.
         notes: figures for the record: preparation times, workspace bytes.
@@ -79,7 +77,7 @@ class Backend(Protocol):
 # Half of the time: what a fused attention's own kernels take at least, beside copies, fills and sums around them.
 CLAIMED_SHARE = 0.5
 # The same for libraries that pad head dimensions at each call, or whose backward has kernels of other names for row
-# sums, conversions and sums over grouped heads: in the smallest cases these take as long as the main kernel.
+# sums, conversions and sums over grouped heads. In the smallest cases these take as long as the main kernel.
 FUSED_SHARE = 0.25
 NO_FUNCTION = "a block needs a function of q, k and v, and this backend has none: set workload=attention"
 
@@ -99,8 +97,6 @@ class DeclarativeBackend:
     transparent: ClassVar[bool] = False
     # Whether Triton compiles its kernels, so that profilers know their source lines.
     generates_triton: ClassVar[bool] = False
-    # Whether all scores and weights are held in memory, which `dry_run=true` counts.
-    holds_scores: ClassVar[bool] = False
     # Whether `prepare` makes a function of q, k and v, which a block or torch.compile can call.
     a_function: ClassVar[bool] = True
 
@@ -121,6 +117,14 @@ class DeclarativeBackend:
         return self.claims.get((device, direction))
 
 
+class Reproducible(DeclarativeBackend):
+    """A backend that is asked by an option for a backward that sums in a fixed order."""
+
+    def __init__(self, name: str, deterministic: bool = False) -> None:
+        super().__init__(name)
+        self.deterministic = deterministic
+
+
 def calls_of(
     attention: Function,
     inputs: DifferentiableInputs,
@@ -138,6 +142,19 @@ def calls_of(
     )
 
 
+def from_pages(attention: Function, inputs: Inputs) -> Function:
+    """Return a function of pools, which copies keys and values out of the pools in each call; itself without pages."""
+    paging = inputs.paging
+    if paging is None:
+        return attention
+
+    def of_pools(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        keys = paging.read(k)
+        return attention(q, keys, keys[..., : v.shape[-1]] if inputs.latent else paging.read(v))
+
+    return of_pools
+
+
 def step(calls: Calls) -> tuple[torch.Tensor, ...]:
     """Make a forward and its backward, as a training step does; return the output and the gradients."""
     out = calls.forward()
@@ -145,7 +162,9 @@ def step(calls: Calls) -> tuple[torch.Tensor, ...]:
 
 
 def supported_passes(backend: Backend, case: Case) -> tuple[str, ...]:
-    """Return the passes that a backend supports at a case's dtype; both if it declares nothing."""
+    """Return the passes of a case that a backend supports; both if it declares nothing."""
+    if case.forward_only is not None:
+        return ("forward",)
     supports = getattr(backend, "supports", None)
     return supports.passes_at(case.dtype) if isinstance(supports, Supports) else HALVES
 
@@ -171,9 +190,7 @@ def made_from(key: str, config: dict[str, Any]) -> Any:
     try:
         made = pkgutil.resolve_name(target)
     except (ImportError, AttributeError, ValueError) as error:
-        there = [name for name in dir(getattr(error, "obj", None)) if not name.startswith("_")]
-        near = nearest(str(error.name), there, 0.7) if isinstance(error, AttributeError) else ""
-        raise Unavailable(f"cannot import {key}._target_={target}: {error}{'; ' * bool(near)}{near.strip()}") from error
+        raise Unavailable(f"cannot import {key}._target_={target}: {error}") from error
     refusal = f"{target} does not take the options {options}"
     try:
         inspect.signature(made).bind(**options)
@@ -183,15 +200,3 @@ def made_from(key: str, config: dict[str, Any]) -> Any:
         return made(**options)
     except WrongOption as error:
         raise Unavailable(f"{refusal}: {error}") from error
-
-
-# A type checker would otherwise accept every name.
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        """Return `DeclarativeBackend` for its earlier name, with a warning."""
-        if name != "Described":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        sentence = "attn_exp.backends.base.Described is called DeclarativeBackend: change the import"
-        warnings.warn(sentence, FutureWarning, stacklevel=2)
-        return DeclarativeBackend

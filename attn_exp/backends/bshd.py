@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from attn_exp.attention.autograd import Attention
-from attn_exp.attention.inputs import Inputs
+from attn_exp.attention.inputs import Inputs, paged
 from attn_exp.backends.base import Calls, calls_of
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 
 # Maps q, k and v of shape (batch, length, heads, dim) to an output of the same layout.
 BshdAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -21,10 +21,9 @@ PackedAttention = BshdAttention
 def flash_window(*, causal: bool, window: int | None) -> tuple[int, int]:
     """Return the window (left, right) in FlashAttention's convention.
 
-    The bounds are the keys visible before and after the query's own, inclusive and relative to the key that aligns
-    bottom-right with the query (flash_attn/flash_attn_interface.py, flash_attn_func); -1 is unbounded. A case's window
-    counts the query's own key, so the left bound is one less. FlashAttention 2, 3 and 4 and TransformerEngine share
-    this convention.
+    The bounds count the visible keys before and after the key that aligns bottom-right with the query, inclusive; -1 is
+    unbounded (flash_attn/flash_attn_interface.py, flash_attn_func). A case's window counts the query's own key, so the
+    left bound is one less. FlashAttention 2, 3 and 4 and TransformerEngine share this convention.
     """
     return window - 1 if window is not None else -1, 0 if causal else -1
 
@@ -60,6 +59,16 @@ def transposed(attention: BshdAttention) -> Attention:
         return attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
 
     return of_bhsd
+
+
+def paged_calls(attention: BshdAttention, case: Case, inputs: Inputs, notes: dict[str, float] | None = None) -> Calls:
+    """Return the calls of a function of BSHD queries and of pools (pages, page_size, kv_heads, dim)."""
+
+    def of_bhsd(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return attention(q.transpose(1, 2), k, v).transpose(1, 2)
+
+    in_pages = inputs if inputs.paging is not None else paged(case, inputs)
+    return calls_of(of_bhsd, in_pages.laid_out("bshd"), notes=notes)
 
 
 def unbatched(attention: PackedAttention) -> BshdAttention:

@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +15,8 @@ from attn_exp.attention.autograd import Function
 from attn_exp.backends.base import Calls, calls_of
 from attn_exp.backends.package import Refused
 from attn_exp.core.errors import first_line, nearest
-from attn_exp.core.record import CompileRecord
-from attn_exp.core.request import Compile, Request
+from attn_exp.core.record.record import CompileRecord
+from attn_exp.core.record.request import Compile, Request
 
 _LONGEST_REASON = 300
 # The user's own settings when the process started.
@@ -150,10 +150,18 @@ def without_recompiling(scope: AbstractContextManager[Any]) -> Iterator[None]:
         yield
 
 
+def uncompiled() -> AbstractContextManager[Any]:
+    """Return a scope in which compiled functions run as they were before: other shapes need no compiling."""
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    scope: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return scope
+
+
 def use_caches(request: Request) -> None:
     """Let compilers read what earlier processes compiled for this backend, as the user's environment says, or nothing.
 
-    What this process compiled stays cached either way. AOTAutograd's key lacks the backends that SDPA may choose
+    Code that this process compiled stays cached either way. AOTAutograd's key lacks the backends that SDPA may choose
     (pytorch#185449; torch 2.11 and 2.13): without a tag, `flash` would run what `math` compiled before it.
     """
     # Triton reads its variable at every compilation. PyTorch read its own before the first job arrived.

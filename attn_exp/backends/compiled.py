@@ -6,8 +6,8 @@ from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import Calls
 from attn_exp.backends.compile import compile_calls
 from attn_exp.backends.eager import Eager
-from attn_exp.core.case import Case
-from attn_exp.core.request import Compile
+from attn_exp.core.case.case import Case
+from attn_exp.core.record.request import Compile
 
 
 class Compiled(Eager):

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Band:
 
     Attributes:
         alignment: `TOP_LEFT` or `BOTTOM_RIGHT`.
-        kept_keys: the keys inside the left bound, None for all. cuDNN's left bound L keeps L keys, the query's own
+        kept_keys: the keys inside the left bound, None for all. A left bound L of cuDNN keeps L keys, the query's own
             included (cudnn/sdpa/graph_analyzer.py: window_left = L - 1).
     """
 

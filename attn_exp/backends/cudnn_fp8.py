@@ -1,9 +1,9 @@
 """cuDNN's fused attention at fp8: e4m3 codes in and out, with scales (`sdpa_fp8`, `sdpa_fp8_backward`).
 
-Scales are float32 tensors of shape (1, 1, 1, 1) on the device. Those of p and of the output are known in advance: p is
-at most 1, and an output, a mean of values, is at most as large as the largest value. Those of ds and of the gradients
-are measured by two calls before the first timed one, as training takes them from the previous step, with room for
-twice as large numbers: those of a later step are not the measured ones.
+Scales are float32 tensors of shape (1, 1, 1, 1) on the device. The scales of p and of the output are known in advance:
+p is at most 1, and an output, a mean of values, at most the largest value. Those of ds and of the gradients are
+measured by two calls before the first timed one, as training takes them from the previous step. They leave room for
+twice as large numbers, since a later step's differ from the measured ones.
 """
 
 import math
@@ -28,11 +28,11 @@ from attn_exp.backends.cudnn_case import (
 )
 from attn_exp.backends.cudnn_plan import NODE, build
 from attn_exp.backends.package import Refused
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 
 _HOPPER = 9
-# Of 560,000 pairs of steps whose inputs differ by signs, the largest gradient of the second was above twice that of the
-# first in 0.4 %, and never above three times. Transformer Engine's DelayedScaling has `margin` for it.
+# In 560,000 pairs of steps whose inputs differ by signs, the second's largest gradient was above twice the first's in
+# 0.4 %, and never above three times. Transformer Engine's DelayedScaling has `margin` for it.
 _MARGIN = 2.0
 _DIM_MULTIPLE = 16
 
@@ -132,8 +132,7 @@ def _gradient_scales(
 ) -> dict[str, float]:
     """Set the scales of ds and of the gradients, and return the factors of the gradients' codes.
 
-    Each run reports the largest magnitudes of dq, dk, dv and ds before scaling; the second run already has the scale of
-    ds.
+    Each run reports the largest magnitudes before scaling; the second run already has the scale of ds.
     """
     *of_gradients, of_ds = amaxes
     for amax in amaxes:

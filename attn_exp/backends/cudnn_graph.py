@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -20,13 +19,12 @@ from attn_exp.backends.cudnn_case import (
 )
 from attn_exp.backends.cudnn_fp8 import fp8_calls, fp8_refusal
 from attn_exp.backends.cudnn_plan import NODE, build
-from attn_exp.backends.package import Package, Unavailable, WrongOption
+from attn_exp.backends.package import Package, WrongOption
 from attn_exp.backends.sdpa import Cudnn
 from attn_exp.backends.supports import Supports
-from attn_exp.core.case import E4M3, LAYOUTS, Case
+from attn_exp.core.case.case import E4M3, LAYOUTS, Case
 
-# The least `cudnn.backend_version` of each API. The wrapper requires 9.12 itself (cudnn/wrapper.py, Graph).
-LEAST_CUDNN = {"binding": 8903, "wrapper": 91200}
+APIS = ("binding", "wrapper")
 
 
 class CudnnGraph(DeclarativeBackend):
@@ -59,13 +57,10 @@ class CudnnGraph(DeclarativeBackend):
 
     def __init__(self, name: str, api: str = "binding", layout: str | None = None, deterministic: bool = False) -> None:
         super().__init__(name)
-        # load_backend reports it as options that the backend does not take.
-        if api not in LEAST_CUDNN:
-            raise WrongOption(f"api={api!r} is not one of {', '.join(LEAST_CUDNN)}")
+        if api not in APIS:
+            raise WrongOption(f"api={api!r} is not one of {', '.join(APIS)}")
         if layout is not None and layout not in LAYOUTS:
             raise WrongOption(f"layout={layout!r} is not one of {', '.join(LAYOUTS)}, or null for the case's")
-        if not isinstance(deterministic, bool):
-            raise WrongOption(f"deterministic={deterministic!r} is neither true nor false")
         self.api, self.layout, self.deterministic = api, layout, deterministic
 
     def unsupported(self, case: Case, device: str) -> str | None:
@@ -85,9 +80,6 @@ class CudnnGraph(DeclarativeBackend):
         then adds its figures to `notes`.
         """
         cudnn = self.package.load()
-        outdated = cudnn_refusal(_cudnn_version(cudnn), self.api)
-        if outdated:
-            raise Unavailable(outdated)
         placed = inputs.laid_out(self.layout or case.layout)
         if case.quantised:
             return fp8_calls(cudnn, self.api, case, placed, deterministic=self.deterministic)
@@ -134,29 +126,6 @@ class CudnnGraph(DeclarativeBackend):
             return built[0]
 
         return Calls(forward, backward, inputs=placed, notes=notes)
-
-
-def cudnn_refusal(version: int, api: str) -> str | None:
-    """Return why this version of cuDNN is too old for an API, or None."""
-    least = LEAST_CUDNN[api]
-    if version >= least:
-        return None
-    return f"backend.api={api} needs cuDNN {dotted(least)}, here is {dotted(version)}: pip install -U nvidia-cudnn-cu13"
-
-
-def dotted(version: int) -> str:
-    """Format a cuDNN version number: 8903 is 8.9.3, 91900 is 9.19.0."""
-    # The major version counts 1,000 up to cuDNN 8 and 10,000 from cuDNN 9 on (cudnn_version.h).
-    major, rest = divmod(version, 10_000 if version >= 90_000 else 1_000)
-    return f"{major}.{rest // 100}.{rest % 100}"
-
-
-def _cudnn_version(cudnn: ModuleType) -> int:
-    try:
-        return int(cudnn.backend_version())
-    except RuntimeError as error:
-        # The front end can be imported without the library; its first request fails.
-        raise Unavailable(f"libcudnn was not found ({error}): pip install nvidia-cudnn-cu13") from error
 
 
 def _forward(graph: Any, **options: Any) -> Sequence[Any]:

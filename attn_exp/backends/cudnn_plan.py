@@ -34,7 +34,7 @@ _NOT_CUDNN = ["sdpa_fwd_", "sdpa_bwd_"]
 _DECLINED = re.compile(r"no valid (engine|execution)|not[_ ]supported|no engine", re.IGNORECASE)
 _LONGEST_REASON = 300
 # Keep every built graph, about 1 MiB of host memory each. A freed graph unloads its kernels, others are loaded at the
-# same addresses, and CUPTI reports them under the old names: on an H200 (torch 2.11, CUDA 13.0, cuDNN 9.19), 5 of 48
+# same addresses, and CUPTI reports them under the old names. On an H200 (torch 2.11, CUDA 13.0, cuDNN 9.19), 5 of 48
 # kernels had another kernel's name; with the graphs kept, none had.
 _BUILT: list[Any] = []
 
@@ -65,7 +65,7 @@ def build(cudnn: ModuleType, api: str, node: Node, inputs: Mapping[str, Operand]
     """Build the graph of one node with the binding API (`binding`) or through `cudnn.Graph` (`wrapper`).
 
     The build includes compiling and loading kernels. The first build of a process also loads cuDNN's libraries, and
-    cuDNN compiles no kernel twice in a process, so quote build times of a fresh process. The workspace is allocated
+    cuDNN compiles no kernel twice in a process. So quote build times of a fresh process. The workspace is allocated
     here and used in each run, as are all tensors.
 
     Raises:

@@ -2,20 +2,23 @@
 
 from functools import partial
 
-from attn_exp.attention.inputs import Inputs
-from attn_exp.backends.base import FUSED_SHARE, Calls, DeclarativeBackend
-from attn_exp.backends.bshd import bshd_calls, flash_window, sequence_starts, unbatched
+import torch
+
+from attn_exp.attention.inputs import Inputs, paged
+from attn_exp.backends.base import FUSED_SHARE, Calls, Reproducible
+from attn_exp.backends.bshd import bshd_calls, flash_window, paged_calls, sequence_starts, unbatched
 from attn_exp.backends.package import Package
 from attn_exp.backends.supports import Supports
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 
 
-class FlashAttention2(DeclarativeBackend):
+class FlashAttention2(Reproducible):
     """FlashAttention 2 of the package flash-attn; `flash` is the copy of it that ships with PyTorch.
 
     Not run by the authors: flash-attn has no wheel for the torch they measure with. Written against 2.8.3
-    (flash_attn/flash_attn_interface.py, csrc/flash_attn/flash_api.cpp); tested with a stand-in for `flash_attn_func`
-    and `flash_attn_varlen_func`. `deterministic` selects the backward that sums in a fixed order.
+    (flash_attn/flash_attn_interface.py, csrc/flash_attn/flash_api.cpp); tested with a stand-in for `flash_attn_func`,
+    `flash_attn_varlen_func` and, of pages, `flash_attn_with_kvcache`. `deterministic` selects the backward that sums
+    in a fixed order.
     """
 
     supports = Supports(
@@ -23,6 +26,8 @@ class FlashAttention2(DeclarativeBackend):
         window=True,
         softcap=True,
         packed=True,
+        paged=True,
+        page_sizes=(256,),
         # "If the row of the mask is all zero, the output will be zero."
         keyless=True,
         # Head dimensions that are not multiples of 8 are padded at each call.
@@ -38,9 +43,11 @@ class FlashAttention2(DeclarativeBackend):
     # `flash_fwd_splitkv_kernel`.
     claims = {("cuda", "forward"): r"\bflash::flash_fwd", ("cuda", "backward"): r"\bflash::flash_bwd"}
 
-    def __init__(self, name: str, deterministic: bool = False) -> None:
-        super().__init__(name)
-        self.deterministic = deterministic
+    def unsupported(self, case: Case, device: str) -> str | None:
+        """Also refuse packed sequences in pages: the function of caches takes as many queries of each request."""
+        if case.lengths is not None and case.page_size is not None:
+            return f"{self.name} has no paged cache of packed sequences: set lengths=null, or cache=contiguous"
+        return super().unsupported(case, device)
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
         """Build the sequence starts once, untimed."""
@@ -51,6 +58,16 @@ class FlashAttention2(DeclarativeBackend):
             "softcap": case.softcap or 0.0,
             "deterministic": self.deterministic,
         }
+        in_pages = paged(case, inputs)
+        if in_pages.paging is not None:
+            pages = in_pages.paging.pages
+            lengths = torch.tensor(pages.lengths, dtype=torch.int32, device=pages.table.device)
+            # It has no backward, and sums in a fixed order.
+            del options["deterministic"]
+            of_pools = partial(
+                flash_attn.flash_attn_with_kvcache, cache_seqlens=lengths, block_table=pages.table, **options
+            )
+            return paged_calls(of_pools, case, in_pages)
         if case.lengths is None:
             return bshd_calls(partial(flash_attn.flash_attn_func, **options), inputs)
         starts, longest = sequence_starts(case, inputs.q_bhsd.device), max(case.lengths)

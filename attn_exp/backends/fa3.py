@@ -5,12 +5,12 @@ import importlib
 import torch
 
 from attn_exp.attention.inputs import Inputs
-from attn_exp.backends.base import FUSED_SHARE, Calls, DeclarativeBackend
+from attn_exp.backends.base import FUSED_SHARE, Calls, Reproducible
 from attn_exp.backends.bshd import bshd_calls, flash_window
 from attn_exp.backends.operators import AttentionOptions, operator_attention, register
 from attn_exp.backends.package import Package
 from attn_exp.backends.supports import Supports
-from attn_exp.core.case import E4M3, Case
+from attn_exp.core.case.case import E4M3, Case
 
 PACKAGE = Package(
     "flash_attn_3",
@@ -50,11 +50,11 @@ def left_out_of_build(case: Case) -> str | None:
     return lacking and f"the installed flash_attn_3 was built without {lacking}"
 
 
-class FlashAttention3(DeclarativeBackend):
+class FlashAttention3(Reproducible):
     """FlashAttention 3, for Hopper, as a custom operator that breaks no graph under torch.compile.
 
     It is not on the package index. Run on an H200 with 3.0.0 at commit 0251105 of Dao-AILab/flash-attention, built for
-    head dimensions of 64 and 128 without softcap; the rest is written against commit 01afd16
+    head dimensions of 64 and 128 without softcap. The rest is written against commit 01afd16
     (hopper/flash_attn_interface.py, flash_api_stable.cpp). `deterministic` selects the backward that sums in a fixed
     order. At fp8 the output is bfloat16, and there are no gradients.
     """
@@ -79,10 +79,6 @@ class FlashAttention3(DeclarativeBackend):
     package = PACKAGE
     claimed_share = FUSED_SHARE
     claims = {("cuda", "forward"): r"FlashAttnFwdSm", ("cuda", "backward"): r"FlashAttnBwdSm"}
-
-    def __init__(self, name: str, deterministic: bool = False) -> None:
-        super().__init__(name)
-        self.deterministic = deterministic
 
     def unsupported(self, case: Case, device: str) -> str | None:
         """Also refuse a deterministic backward for head dimensions that are rounded up to 256."""

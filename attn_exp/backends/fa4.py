@@ -6,16 +6,16 @@ from functools import partial
 import torch
 
 from attn_exp.attention.inputs import Inputs
-from attn_exp.backends.base import FUSED_SHARE, Calls, DeclarativeBackend
+from attn_exp.backends.base import FUSED_SHARE, Calls, Reproducible
 from attn_exp.backends.bshd import BshdAttention, bshd_calls, flash_window, sequence_starts, unbatched
 from attn_exp.backends.package import Package, Refused
 from attn_exp.backends.supports import Supports
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 
 _HOPPER = 9
 
 
-class FlashAttention4(DeclarativeBackend):
+class FlashAttention4(Reproducible):
     """FlashAttention 4 of the package flash-attn-4, called directly; compiled at the first call of each pass.
 
     Written against 4.0.0b36, and run with it on an H200. `deterministic` selects the backward that sums in a fixed
@@ -23,8 +23,8 @@ class FlashAttention4(DeclarativeBackend):
     """
 
     # flash_attn/cute/interface.py, _validate_head_dims, allows all pairs of 8 to 256 in steps of 8 on Hopper. The pairs
-    # here are correct on an H200 with 4.0.0b36. Of the others, 40 and 72 get a wrong dq, 128 with 64 an inaccurate one,
-    # and 64 with 128 has no backward.
+    # here are correct on an H200 with 4.0.0b36. Among the others, 40 and 72 get a wrong dq, 128 with 64 an inaccurate
+    # one, and 64 with 128 has no backward.
     supports = Supports(
         align=("bottom_right",),
         window=True,
@@ -45,10 +45,6 @@ class FlashAttention4(DeclarativeBackend):
         ("cuda", "forward"): r"FlashAttentionForwardSm",
         ("cuda", "backward"): r"FlashAttentionBackwardSm|BlackwellFusedMultiHeadAttentionBackward",
     }
-
-    def __init__(self, name: str, deterministic: bool = False) -> None:
-        super().__init__(name)
-        self.deterministic = deterministic
 
     def unsupported(self, case: Case, device: str) -> str | None:
         """Also refuse pairs of head dimensions that Blackwell lacks. `prepare` refuses what lacks only a backward."""

@@ -1,13 +1,13 @@
-"""FlashInfer's prefill and append attention over a contiguous, ragged cache. Forward only."""
+"""FlashInfer's prefill and append attention over a ragged or paged cache. Forward only."""
 
 import torch
 
-from attn_exp.attention.inputs import Inputs
+from attn_exp.attention.inputs import Inputs, paged
 from attn_exp.backends.base import FUSED_SHARE, Calls, DeclarativeBackend
-from attn_exp.backends.bshd import bshd_calls, flash_window, starts_of, unbatched
+from attn_exp.backends.bshd import bshd_calls, flash_window, paged_calls, starts_of, unbatched
 from attn_exp.backends.package import Package, WrongOption
 from attn_exp.backends.supports import Supports
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 
 KERNELS = ("auto", "fa2", "fa3")
 # That of vLLM (VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE): with 128 MiB, which FlashInfer recommends, plans of large
@@ -16,12 +16,13 @@ _WORKSPACE_BYTES = 394 << 20
 
 
 class FlashInfer(DeclarativeBackend):
-    """FlashInfer's `BatchPrefillWithRaggedKVCacheWrapper`: all sequences of the batch lie behind each other.
+    """FlashInfer's `BatchPrefillWithRaggedKVCacheWrapper`, and `BatchPrefillWithPagedKVCacheWrapper` of pages.
 
     Not run by the authors, who ran its `fa2` kernel alone. Written against flashinfer-python 0.7.2
     (flashinfer/prefill.py); tested with a stand-in.
     `plan`, which a model calls once for all of its layers, belongs to the preparation, like the compilation with nvcc;
-    `run` is timed. `kernel` forces its own FlashAttention 2 or 3.
+    `run` is timed. Pages are not run either, written against 0.6.18's file; that wrapper decodes with tensor cores.
+    `kernel` forces its own FlashAttention 2 or 3.
     """
 
     supports = Supports(
@@ -31,15 +32,16 @@ class FlashInfer(DeclarativeBackend):
         softcap=True,
         packed=True,
         ragged=True,
+        paged=True,
         head_dims=(64, 128, 192, 256),
         value_dims=((192, 128),),
         capability=(8, 0),
     )
     package = Package("flashinfer-python", "flashinfer", 'pip install "flashinfer-python>=0.7,<0.8"')
-    # Where keys are split, another kernel merges the parts.
+    # If keys are split, another kernel merges the parts.
     claimed_share = FUSED_SHARE
     # include/flashinfer/attention: prefill.cuh and hopper/prefill_sm90.cuh.
-    claims = {("cuda", "forward"): r"flashinfer::.*PrefillWith(RaggedKV|KV)CacheKernel"}
+    claims = {("cuda", "forward"): r"flashinfer::.*PrefillWith(RaggedKV|PagedKV|KV)CacheKernel"}
 
     def __init__(self, name: str, kernel: str = "auto") -> None:
         super().__init__(name)
@@ -61,20 +63,39 @@ class FlashInfer(DeclarativeBackend):
         flashinfer = self.package.load()
         device, host = inputs.q_bhsd.device, torch.device("cpu")
         workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD", backend=self.kernel)
-        wrapper.plan(
-            starts_of(case.lengths or (case.q_len,) * case.batch, host),
-            starts_of(case.kv_lengths or case.lengths or (case.kv_len,) * case.batch, host),
-            case.q_heads,
-            case.kv_heads,
-            case.head_dim,
-            case.value_dim,
-            causal=case.causal,
-            # Inclusive and without the query's own key, as FlashAttention's.
-            window_left=flash_window(causal=case.causal, window=case.window)[0],
-            logits_soft_cap=case.softcap,
-            sm_scale=case.head_dim**-0.5,
-            q_data_type=inputs.q_bhsd.dtype,
-        )
         notes = {"forward_workspace_bytes": float(_WORKSPACE_BYTES)}
+        of_queries = starts_of(case.lengths or (case.q_len,) * case.batch, host)
+        options = {
+            "causal": case.causal,
+            # Inclusive and without the query's own key, as FlashAttention's.
+            "window_left": flash_window(causal=case.causal, window=case.window)[0],
+            "logits_soft_cap": case.softcap,
+            "sm_scale": case.head_dim**-0.5,
+            "q_data_type": inputs.q_bhsd.dtype,
+        }
+        in_pages = paged(case, inputs)
+        if in_pages.paging is not None:
+            pages = in_pages.paging.pages
+            of_pool = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=self.kernel)
+            of_pool.plan(
+                of_queries,
+                starts_of(pages.pages_of_requests, host),
+                pages.indices,
+                pages.keys_of_last_pages.to(host),
+                case.q_heads,
+                case.kv_heads,
+                case.head_dim,
+                pages.page_size,
+                head_dim_vo=case.value_dim,
+                **options,
+            )
+
+            def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+                out: torch.Tensor = of_pool.run(q.flatten(0, 1), (k, v)).unflatten(0, (len(q), -1))
+                return out
+
+            return paged_calls(run, case, in_pages, notes)
+        wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD", backend=self.kernel)
+        of_keys = starts_of(case.kv_lengths or case.lengths or (case.kv_len,) * case.batch, host)
+        wrapper.plan(of_queries, of_keys, case.q_heads, case.kv_heads, case.head_dim, case.value_dim, **options)
         return bshd_calls(unbatched(wrapper.run), inputs, notes)

@@ -15,7 +15,7 @@ from attn_exp.backends.bshd import starts_of
 from attn_exp.backends.compile import with_own_code
 from attn_exp.backends.fa4 import FlashAttention4
 from attn_exp.backends.supports import Supports
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 
 
 class Flex(DeclarativeBackend):
@@ -26,7 +26,7 @@ class Flex(DeclarativeBackend):
 
     supports = Supports(
         dtypes=("bfloat16", "float16", "float32"), window=True, prefix=True, chunk=True, softcap=True, sink=True,
-        alibi=True, bias=True, packed=True, ragged=True, value_dims="any", capability=(8, 0),
+        alibi=True, bias=True, latent=True, packed=True, ragged=True, value_dims="any", capability=(8, 0),
     )  # fmt: skip
     generates_triton = True
     claimed_share = FUSED_SHARE

@@ -8,7 +8,7 @@ from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import Calls, DeclarativeBackend, calls_of
 from attn_exp.backends.package import Package, WrongOption
 from attn_exp.backends.supports import Supports
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 
 AUTOTUNE = ("none", "quick", "full")
 

@@ -14,15 +14,15 @@ import torch
 
 from attn_exp.attention.inputs import Inputs, Scales
 from attn_exp.backends.bshd import BshdAttention, sequence_starts
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 
 
 @dataclass(frozen=True)
 class AttentionOptions:
-    """What an operator computes besides its tensors, in terms of `Case`'s fields.
+    """Options of an operator besides its tensors, in terms of `Case`'s fields.
 
     Attributes:
-        starts: where packed sequences start, int32 (sequences + 1,), or None.
+        starts: the first row of each packed sequence, int32 (sequences + 1,), or None.
         descales: float32 (3, batch, kv_heads) that q, k and v are multiplied by if they are codes. The batch of a
             packed case is its sequences.
     """

@@ -8,16 +8,16 @@ import torch
 
 from attn_exp.attention.autograd import Gradients
 from attn_exp.attention.inputs import Inputs
-from attn_exp.attention.reference import reference, reference_forward, sink_gradients
+from attn_exp.attention.reference import reference, sink_gradients
 from attn_exp.backends.base import Calls, DeclarativeBackend
 from attn_exp.backends.eager import Eager
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 
 
 class Reference(DeclarativeBackend):
     """Float32 attention of any size."""
 
-    supports = replace(Eager.supports, keyless=True)
+    supports = replace(Eager.supports, keyless=True, paged=False)
     # With sinks it sums exponentials.
     claims = dict.fromkeys(Eager.claims, r"(?i)softmax|logsumexp")
     claimed_share = Eager.claimed_share
@@ -29,7 +29,7 @@ class Reference(DeclarativeBackend):
 
 
 def _forward(case: Case, inputs: Inputs) -> torch.Tensor:
-    return reference_forward(case, inputs).to(inputs.q_bhsd.dtype)
+    return reference(case, inputs, with_gradients=False)["out"].to(inputs.q_bhsd.dtype)
 
 
 def _backward(case: Case, inputs: Inputs, out: torch.Tensor) -> Callable[[], Gradients]:

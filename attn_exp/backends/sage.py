@@ -9,7 +9,7 @@ from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import FUSED_SHARE, Calls, DeclarativeBackend, calls_of
 from attn_exp.backends.package import Package
 from attn_exp.backends.supports import Supports
-from attn_exp.core.case import INT8, Case
+from attn_exp.core.case.case import INT8, Case
 
 # Keys of a tile (sageattention/attn_qk_int8_per_block.py, BLOCK_N).
 _TILE = 64

@@ -18,16 +18,37 @@ from torch.backends.cuda import (
     can_use_flash_attention,
 )
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import deterministic as switches
 
 from attn_exp.attention.biases import bias_tensor
-from attn_exp.attention.formula import hidden_keys, masked
+from attn_exp.attention.formula import hidden_keys
 from attn_exp.attention.inputs import Inputs
-from attn_exp.backends.base import FUSED_SHARE, Calls, DeclarativeBackend, calls_of
-from attn_exp.backends.deterministic import deterministic_algorithms
+from attn_exp.backends.base import FUSED_SHARE, Calls, Reproducible, calls_of
 from attn_exp.backends.package import WrongOption
 from attn_exp.backends.supports import Supports
-from attn_exp.core.case import Case
-from attn_exp.core.record import Kernel
+from attn_exp.core.case.case import Case
+from attn_exp.core.record.record import Kernel
+
+
+@contextlib.contextmanager
+def deterministic_algorithms(wanted: bool) -> Iterator[None]:
+    """Let operators take deterministic algorithms inside, or raise if they have none, if that is wanted.
+
+    Uninitialised memory is not filled, which PyTorch does then by default: its kernels would be in the time.
+    """
+    if not wanted:
+        yield
+        return
+    before = (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled())
+    fills = switches.fill_uninitialized_memory  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(True)
+    switches.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        switches.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
+
 
 # PyTorch's messages about backends that were not requested.
 _OTHERS = re.compile(r"(not used because:|has been runtime disabled\.)$")
@@ -39,17 +60,13 @@ CHOICES = {
 }
 
 
-class Sdpa(DeclarativeBackend):
+class Sdpa(Reproducible):
     """SDPA's own choice (`auto`): nothing is forced or claimed, and the record names the backend that ran."""
 
     supports = Supports(
         devices=("cuda", "cpu"), dtypes=("bfloat16", "float16", "float32"), align=("top_left",), alibi=True, bias=True,
-        value_dims="any",
+        latent=True, value_dims="any",
     )  # fmt: skip
-
-    def __init__(self, name: str, deterministic: bool = False) -> None:
-        super().__init__(name)
-        self.deterministic = deterministic
 
     def unsupported(self, case: Case, device: str) -> str | None:
         """Return what SDPA cannot express, else why PyTorch refuses, in its own words.
@@ -88,7 +105,7 @@ class Sdpa(DeclarativeBackend):
 
     def kernel_provider(self, direction: str, device: str, kernels: Sequence[Kernel]) -> str | None:
         """Return which of SDPA's backends these kernels belong to, or None."""
-        for name, forced in (("cudnn", Cudnn), ("flash", Flash), ("efficient", Efficient), ("math", Math)):
+        for name, forced in _FORCED.items():
             claim = forced.claims.get((device, direction))
             if claim and any(re.search(claim, kernel.name) for kernel in kernels):
                 return name
@@ -96,7 +113,12 @@ class Sdpa(DeclarativeBackend):
 
 
 class Priority(Sdpa):
-    """SDPA with an order of preference: it runs the first backend of `order` that can compute the case."""
+    """SDPA with an order of preference: it runs the first backend of `order` that can compute the case.
+
+    Which one that is is known before, so that another one is the wrong kernel: PyTorch ignored the order.
+    """
+
+    claimed_share = FUSED_SHARE
 
     def __init__(self, name: str, order: Sequence[str]) -> None:
         super().__init__(name)
@@ -104,6 +126,36 @@ class Priority(Sdpa):
         if unknown or not order:
             raise WrongOption(f"order={list(order)} must name some of {', '.join(CHOICES)}")
         self.order = [CHOICES[choice] for choice in order]
+        self._names = tuple(order)
+        self._first: Forced | None = None
+
+    def _refusal(self, case: Case, device: str) -> str | None:
+        """Return the reasons of all backends in the order, or that PyTorch would take another one before the first."""
+        forced = [_FORCED[name](name) for name in self._names]
+        reasons = [one.unsupported(case, device) for one in forced]
+        usable = [one for one, reason in zip(forced, reasons, strict=True) if reason is None]
+        if not usable:
+            return "; ".join(reason for reason in reasons if reason)
+        first = self._first = usable[0]
+        if device == "cpu" and isinstance(first, Math) and any(isinstance(one, Flash) for one in usable):
+            # select_sdp_backend_cpp of ATen has an order of its own (torch 2.11 and 2.13).
+            return (
+                f"{self.name}: PyTorch ignores the order on a CPU, where it takes flash before math: "
+                "set backend.order=[math], or put flash first"
+            )
+        if isinstance(first, Math):
+            # The claimed kernel is a signature, as where it is forced; under torch.compile kernels are generated.
+            self.claimed_share, self.transparent = first.claimed_share, True  # type: ignore[misc]
+        return None
+
+    @property
+    def expected_provider(self) -> str | None:
+        """The backend whose kernels must run, once a case was asked for."""
+        return None if self._first is None else self._first.name
+
+    def claimed_kernels(self, direction: str, device: str) -> str | None:
+        """Return what the first backend of the order claims that can compute the case."""
+        return None if self._first is None else self._first.claimed_kernels(direction, device)
 
     def _choice(self) -> AbstractContextManager[Any]:
         return sdpa_kernel(self.order, set_priority=True)
@@ -122,7 +174,7 @@ class Forced(Sdpa):
 class Flash(Forced):
     """FlashAttention 2 as it ships with PyTorch; on a CPU PyTorch's own flash kernel."""
 
-    supports = replace(Sdpa.supports, value_dims="equal")
+    supports = replace(Sdpa.supports, value_dims="equal", latent=False)
     choice = SDPBackend.FLASH_ATTENTION
     claims = {
         ("cuda", "forward"): r"flash_fwd",
@@ -170,8 +222,7 @@ class Math(Forced):
 
     choice = SDPBackend.MATH
     transparent = True
-    holds_scores = True
-    # Of a signature, as in eager.
+    # The claimed kernel is a signature, as in eager, with any share of the time.
     claimed_share = 0.0
     claims = {
         ("cuda", "forward"): r"(?i)softmax",
@@ -193,6 +244,9 @@ class AtenCudnn(Cudnn):
         )
 
 
+_FORCED: dict[str, type[Forced]] = {"cudnn": Cudnn, "flash": Flash, "efficient": Efficient, "math": Math}
+
+
 def _aten_cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, saves_lse: bool, causal: bool) -> torch.Tensor:
     out: torch.Tensor = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, saves_lse, 0.0, causal)[0]
     return out
@@ -201,7 +255,7 @@ def _aten_cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, saves_lse:
 def _added(case: Case, device: torch.device) -> torch.Tensor | None:
     """Return SDPA's `attn_mask` for ALiBi and biases, in which hidden keys have minus infinity; None without them."""
     added = bias_tensor(case, device, getattr(torch, case.dtype))
-    if added is None or not masked(case):
+    if added is None or case.dense:
         return added
     return added.masked_fill_(hidden_keys(case, 0, case.q_len, device), float("-inf"))
 

@@ -3,23 +3,29 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from attn_exp.core.case import ALIGNMENTS, HALVES, TYPED_DTYPES, Case
+from attn_exp.core.case.case import ALIGNMENTS, CAUSAL_MASKS, HALVES, TYPED_DTYPES, Case
 
 _OTHERS = "or see attn-exp backends"
-# Masks that not every backend has, and what to set without them.
-_MASKS = {
-    "window": "sliding window: set window=null",
-    "prefix": "prefix: set prefix=null",
-    "chunk": "chunks: set chunk=null",
+# Features that not every backend has, in the order of its summary: the case's field, and what to set without it.
+_FEATURES = {
+    "window": ("window", "has no sliding window: set window=null"),
+    "prefix": ("prefix", "has no prefix: set prefix=null"),
+    "chunk": ("chunk", "has no chunks: set chunk=null"),
+    "softcap": ("softcap", "has no softcap: set softcap=null"),
+    "sink": ("sink", "has no sinks: set sink=false"),
+    "alibi": ("alibi", "has no ALiBi: set alibi=false"),
+    "bias": ("bias", "has no bias: set bias=null"),
+    "latent": ("latent", "has no latent values: set latent=false"),
+    "packed": ("lengths", "has no packed sequences: set lengths=null"),
+    "ragged": ("kv_lengths", "has as many keys as queries in packed sequences: set kv_lengths=null"),
+    "paged": ("page_size", "has no paged cache: set cache=contiguous"),
 }
-# What not every backend has, in the order of its summary.
-_FEATURES = ("window", "prefix", "chunk", "softcap", "sink", "alibi", "bias", "packed", "ragged")
 DEVICES = {"cuda": "NVIDIA GPUs", "cpu": "the CPU"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Supports:
-    """What a backend can compute.
+    """Capabilities of a backend.
 
     Attributes:
         devices: `cuda`, `cpu`.
@@ -35,8 +41,11 @@ class Supports:
         sink: a learned logit of each query head.
         alibi: scores that lose the distance times a slope.
         bias: a tensor that is added to scores.
+        latent: keys whose first channels are their values.
         packed: packed sequences of different lengths.
         ragged: packed sequences with more keys than queries.
+        paged: keys and values in pages of a pool.
+        page_sizes: all page sizes there are; None for any.
         keyless: zeros for queries that see no key.
         head_dims: all head dimensions there are; None for every multiple of `head_dim_multiple` up to
             `largest_head_dim`.
@@ -58,8 +67,11 @@ class Supports:
     sink: bool = False
     alibi: bool = False
     bias: bool = False
+    latent: bool = False
     packed: bool = False
     ragged: bool = False
+    paged: bool = False
+    page_sizes: tuple[int, ...] | None = None
     keyless: bool = False
     head_dims: tuple[int, ...] | None = None
     largest_head_dim: int | None = None
@@ -96,6 +108,7 @@ class Supports:
 
     def refusal(self, case: Case, device: str) -> str | None:
         """Return why a case is not supported, in one sentence that says what to set instead; None if it is."""
+        features = {name: (field, f"{said}, {_OTHERS}") for name, (field, said) in _FEATURES.items()}
         checks = (
             (device in self.devices, f"runs only on {DEVICES[self.devices[0]]}: see attn-exp backends"),
             (case.dtype in self.dtypes, f"computes {_words(self.dtypes)}, not {case.dtype}"),
@@ -107,32 +120,14 @@ class Supports:
                 else f"has a causal mask only for as many keys as queries, {_OTHERS}",
             ),
             *(
-                (getattr(self, name) or case.dense or getattr(case, name) is None, f"has no {what}, {_OTHERS}")
-                for name, what in _MASKS.items()
+                # A mask that hides nothing is none.
+                (getattr(self, name) or not getattr(case, field) or (field in CAUSAL_MASKS and case.dense), said)
+                for name, (field, said) in features.items()
             ),
             (
-                self.softcap or case.softcap is None,
-                f"has no softcap: set softcap=null, {_OTHERS}",
-            ),
-            (
-                self.sink or not case.sink,
-                f"has no sinks: set sink=false, {_OTHERS}",
-            ),
-            (
-                self.alibi or not case.alibi,
-                f"has no ALiBi: set alibi=false, {_OTHERS}",
-            ),
-            (
-                self.bias or case.bias is None,
-                f"has no bias: set bias=null, {_OTHERS}",
-            ),
-            (
-                self.packed or case.lengths is None,
-                f"has no packed sequences: set lengths=null, {_OTHERS}",
-            ),
-            (
-                self.ragged or case.kv_lengths is None,
-                f"has as many keys as queries in packed sequences: set kv_lengths=null, {_OTHERS}",
+                self.page_sizes is None or case.page_size is None or case.page_size in self.page_sizes,
+                f"has pages of {_words(self.page_sizes or ())} keys, not {case.page_size}: "
+                f"set page_size={(self.page_sizes or ('null',))[0]}",
             ),
         )
         for fits, otherwise in checks:

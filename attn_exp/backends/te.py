@@ -8,8 +8,9 @@ from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import FUSED_SHARE, Calls, DeclarativeBackend
 from attn_exp.backends.bshd import BshdAttention, bshd_calls, flash_window, sequence_starts, unbatched
 from attn_exp.backends.package import Package
+from attn_exp.backends.sdpa import Cudnn
 from attn_exp.backends.supports import Supports
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 
 
 class TransformerEngine(DeclarativeBackend):
@@ -39,14 +40,11 @@ class TransformerEngine(DeclarativeBackend):
     claimed_share = FUSED_SHARE
     # The unfused formula, its fallback, launches kernels with other names.
     claims = {
-        (
-            "cuda",
-            "forward",
-        ): r"cudnn.*(sdpa|flash|mha).*(fprop|fwd|forward)|flash_fwd|FlashAttnFwd|FlashAttentionForward",
-        (
-            "cuda",
-            "backward",
-        ): r"cudnn.*(sdpa|flash|mha).*(bprop|bwd|backward)|flash_bwd|FlashAttnBwd|FlashAttentionBackwardSm",
+        key: f"{Cudnn.claims[key]}|{own}"
+        for key, own in (
+            (("cuda", "forward"), r"flash_fwd|FlashAttnFwd|FlashAttentionForward"),
+            (("cuda", "backward"), r"flash_bwd|FlashAttnBwd|FlashAttentionBackwardSm"),
+        )
     }
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:

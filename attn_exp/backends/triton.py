@@ -8,12 +8,12 @@ import torch
 
 from attn_exp.attention.biases import alibi_slopes, bias_tensor, biased
 from attn_exp.attention.formula import own_keys, seen_keys
-from attn_exp.attention.inputs import Inputs, sinks_in
+from attn_exp.attention.inputs import Inputs, paged, sinks_in
 from attn_exp.backends.base import Calls, DeclarativeBackend, calls_of
 from attn_exp.backends.package import Package
 from attn_exp.backends.supports import Supports
-from attn_exp.core.case import Case
-from attn_exp.core.flops import unmasked_pairs
+from attn_exp.core.case.case import Case
+from attn_exp.core.case.flops import unmasked_pairs
 
 
 class Triton(DeclarativeBackend):
@@ -28,8 +28,10 @@ class Triton(DeclarativeBackend):
         sink=True,
         alibi=True,
         bias=True,
+        latent=True,
         packed=True,
         ragged=True,
+        paged=True,
         keyless=True,
         largest_head_dim=256,
         value_dims="any",
@@ -45,16 +47,19 @@ class Triton(DeclarativeBackend):
         self.package.load()
         from attn_exp.kernels.triton_attention import attention
 
-        device = inputs.q_bhsd.device
+        inputs, device = paged(case, inputs), inputs.q_bhsd.device
         mask = mask_of(case, device)
         sinks, added = sinks_in(case, inputs), biases_of(case, device)
-        calls = calls_of(partial(attention, softcap=case.softcap, sinks=sinks, added=added, **mask), inputs)
+        # One slot for each key, as in a cache of pages of one key: pages of any size have the same cost.
+        slots = None if inputs.paging is None else inputs.paging.slots.int()
+        options = {"softcap": case.softcap, "sinks": sinks, "added": added, "slots": slots}
+        calls = calls_of(partial(attention, **options, **mask), inputs)
         return replace(calls, build_mask=partial(mask_of, case, device)) if "bounds" in mask else calls
 
 
 def biases_of(case: Case, device: torch.device) -> Any:
     """Return what is added to scores as an argument of `attention`; None if nothing is."""
-    from attn_exp.kernels.added import added_of
+    from attn_exp.kernels.bounds import added_of
 
     if not biased(case):
         return None

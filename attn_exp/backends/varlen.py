@@ -3,19 +3,16 @@
 import inspect
 from functools import partial
 
-import torch
-
 from attn_exp.attention.inputs import Inputs
-from attn_exp.backends.base import FUSED_SHARE, Calls, DeclarativeBackend
+from attn_exp.backends.base import FUSED_SHARE, Calls, Reproducible
 from attn_exp.backends.bshd import bshd_calls, flash_window, starts_of, unbatched
-from attn_exp.backends.deterministic import deterministic_algorithms
-from attn_exp.backends.package import Package, Unavailable
-from attn_exp.backends.sdpa import Flash
+from attn_exp.backends.package import Package
+from attn_exp.backends.sdpa import Flash, deterministic_algorithms
 from attn_exp.backends.supports import Supports
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 
 
-class Varlen(DeclarativeBackend):
+class Varlen(Reproducible):
     """PyTorch's `varlen_attn`, which has no dimension for a batch: all sequences lie behind each other.
 
     A case without `lengths` is one of equally long sequences. The kernels are those of `flash`, whose masks it aligns
@@ -36,20 +33,10 @@ class Varlen(DeclarativeBackend):
     claimed_share = FUSED_SHARE
     claims = {key: claim for key, claim in Flash.claims.items() if key[0] == "cuda"}
 
-    def __init__(self, name: str, deterministic: bool = False) -> None:
-        super().__init__(name)
-        self.deterministic = deterministic
-
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
-        """Build the sequence starts once, untimed.
-
-        Raises:
-            Unavailable: this torch has no such function, or one without windows.
-        """
+        """Build the sequence starts once, untimed."""
         function = self.package.load().varlen_attn
         takes = inspect.signature(function).parameters
-        if "window_size" not in takes:
-            raise Unavailable(f"varlen_attn of torch {torch.__version__} has no window_size: {self.package.install}")
         # Before torch 2.12 it takes grouped heads without being told.
         grouped = {"enable_gqa": case.q_heads != case.kv_heads} if "enable_gqa" in takes else {}
         q_lengths = case.lengths or (case.q_len,) * case.batch

@@ -15,7 +15,7 @@ from attn_exp.backends.fa3 import left_out_of_build
 from attn_exp.backends.operators import AttentionOptions, operator_attention, register
 from attn_exp.backends.package import Package, Unavailable
 from attn_exp.backends.supports import Supports
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 
 # If only flash-attn-4 is installed beside it, xFormers cannot be imported: it takes that package's folder for
 # flash-attn.
@@ -140,10 +140,7 @@ def attention_bias(
 def _kept_bias(
     fmha: ModuleType, lengths: tuple[int, ...], device: torch.device, causal: bool, window: int | None
 ) -> Any:
-    """Return a cached mask.
-
-    Operators take no objects, and building the mask of packed lengths copies them to the GPU.
-    """
+    """Return a cached mask: operators take no objects, and building it copies lengths to the GPU."""
     return attention_bias(fmha, lengths, device, causal=causal, window=window)
 
 

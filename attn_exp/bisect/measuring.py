@@ -2,50 +2,33 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from attn_exp.bisect.search import Round
-from attn_exp.bisect.versions import Environment, NotInstallable
+from attn_exp.bisect.versions import Environment, NotInstallable, Packages, Revisions
 from attn_exp.core.errors import UserError
 from attn_exp.core.files import write_whole
-from attn_exp.core.paired_test import abba_order
-from attn_exp.core.record_file import read_record
-from attn_exp.core.request import REQUEST_NAME, Request
+from attn_exp.core.record.file import read_record
+from attn_exp.core.record.request import REQUEST_NAME, Request
+from attn_exp.core.stats.paired import abba_order
 from attn_exp.run.worker import Worker
 
 STATE = "state.json"
 _TIMEOUT_S = 600.0
-# What of a job's times counts.
+# The metric of a job that counts.
 METRIC = "time_us"
-
-
-class Versions(Protocol):
-    """Versions to search, the good one first."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Return what tells them apart."""
-        ...
-
-    def label(self, index: int) -> str:
-        """Return one as shown."""
-        ...
-
-    def environment(self, index: int, folder: Path) -> Environment:
-        """Make what one runs in. Raises NotInstallable."""
-        ...
 
 
 class Side:
     """One version's worker, which measures the case, and the canary if there is one."""
 
     def __init__(self, environment: Environment, folder: Path, requests: Mapping[str, Request]) -> None:
-        self._worker = Worker(reuse=True, timeout_s=_TIMEOUT_S, python=environment.python, more=environment.variables)
+        self.worker = Worker(reuse=True, timeout_s=_TIMEOUT_S, python=environment.python, more=environment.variables)
         self._folder = folder
         for name, request in requests.items():
             (folder / name).mkdir(parents=True, exist_ok=True)
@@ -53,8 +36,8 @@ class Side:
 
     def time(self, name: str, direction: str) -> float:
         """Measure once and return microseconds. Raises NotInstallable with the reason if the job is not ok."""
-        self._worker.submit(self._folder / name)
-        outcome = self._worker.wait()
+        self.worker.submit(self._folder / name)
+        outcome = self.worker.wait()
         if outcome.status is not None:
             raise NotInstallable(f"{outcome.status}: {outcome.reason}")
         record = read_record(self._folder / name)
@@ -62,20 +45,16 @@ class Side:
             raise NotInstallable("no record" if record is None else f"{record.status}: {record.reason}")
         return record.metrics[f"{direction}/{METRIC}"]
 
-    def close(self) -> None:
-        """End the worker."""
-        self._worker.close()
-
 
 class SideBySide:
     """Measures versions against the good one in rounds, and keeps them in a folder's `state.json`.
 
     Args:
-        versions: the good one first.
+        versions: the versions, the good one first.
         requests: the job of the case by the name `case`, and that of the canary by `canary`.
         direction: the pass that counts.
-        folder: where environments and rounds are kept; a folder with rounds goes on.
-        question: what the rounds are about; a folder with rounds about something else is refused.
+        folder: the folder of environments and rounds; a folder with rounds goes on.
+        question: the subject of the rounds; a folder with rounds about something else is refused.
 
     Raises:
         UserError: the folder has rounds about something else, or cannot be read.
@@ -83,7 +62,7 @@ class SideBySide:
 
     def __init__(
         self,
-        versions: Versions,
+        versions: Packages | Revisions,
         requests: Mapping[str, Request],
         direction: str,
         folder: Path,
@@ -94,19 +73,14 @@ class SideBySide:
         self._direction = direction
         self._folder = folder
         self._sides: dict[int, Side] = {}
-        self._question = dict(question)
-        self._state: dict[str, Any] = {"question": self._question, "rounds": {}, "skipped": {}}
+        self._state: dict[str, Any] = {"question": dict(question), "rounds": {}, "skipped": {}}
         path = folder / STATE
         if path.exists():
             try:
                 self._state = json.loads(path.read_text())
-                known = self._state["question"]
-                _ = self._state["rounds"], self._state["skipped"]
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                raise UserError(
-                    f"{path} is no state of a bisection: remove it, or choose another state=FOLDER"
-                ) from error
-            if known != self._question:
+            except ValueError as error:
+                raise UserError(f"{path} is no state of a bisection: remove it") from error
+            if self._state["question"] != question:
                 raise UserError(f"{folder} has a bisection of something else: choose another state=FOLDER")
 
     def measure(self, index: int, rounds: int) -> list[Round] | str:
@@ -130,7 +104,7 @@ class SideBySide:
     def close(self) -> None:
         """End all workers."""
         for side in self._sides.values():
-            side.close()
+            side.worker.close()
         self._sides.clear()
 
     def _keep(self) -> None:
@@ -141,7 +115,7 @@ class SideBySide:
         """Measure one round of both sides in the order ABBA; return the log ratios of the case and of the canary."""
         # At most the good one and this one have workers, and memory on the GPU.
         for other in [one for one in self._sides if one not in (0, index)]:
-            self._sides.pop(other).close()
+            self._sides.pop(other).worker.close()
         times: dict[tuple[str, int], float] = {}
         for position in abba_order(2, number):
             which = (0, index)[position]
@@ -152,15 +126,10 @@ class SideBySide:
             except NotInstallable as error:
                 error.good_end = which == 0
                 if which in self._sides:
-                    self._sides.pop(which).close()
+                    self._sides.pop(which).worker.close()
                 raise
-
-        def ratio(name: str) -> float | None:
-            if name not in self._requests:
-                return None
-            return math.log(times[name, index] / times[name, 0])
-
-        return [ratio("case"), ratio("canary")]
+        ratios = {name: math.log(times[name, index] / times[name, 0]) for name in self._requests}
+        return [ratios.get("case"), ratios.get("canary")]
 
     def _side(self, which: int) -> Side:
         if which not in self._sides:

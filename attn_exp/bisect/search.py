@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from attn_exp.core.interval import RoundsMean
-from attn_exp.core.paired_test import VERDICT_LEVEL
+from attn_exp.core.stats.interval import RoundsMean
+from attn_exp.core.stats.paired import VERDICT_LEVEL
 
 # After so many rounds a decision is tried; the error rate of all decisions about one version is VERDICT_LEVEL.
 LOOKS = (8, 16, 32)
@@ -29,11 +29,12 @@ Measure = Callable[[int, int], "Sequence[Round] | str"]
 
 @dataclass(frozen=True)
 class Answer:
-    """What a search found.
+    """The result of a search.
 
-    `found`: the first slow version is `bad`, and `good` is the last fast one; where `skipped` ones are between them,
-    the first slow one may be one of these. `same`: the ends do not differ. `undecided`: why is in `reason`, and `good`
-    and `bad` enclose what is left. All are indices. `effect` is how much more time the slow end takes.
+    `found`: the first slow version is `bad`, and `good` is the last fast one. If `skipped` ones lie between them, the
+    first slow one may be one of these. `same`: the ends surely differ by less than the margin. `undecided`: `good` and
+    `bad` enclose what is left. All are indices. `effect` is how much more time the slow end takes, `reason` why nothing
+    was found.
     """
 
     kind: Literal["found", "same", "undecided"]
@@ -48,10 +49,10 @@ def search(count: int, measure: Measure, margin: float, said: Callable[[int, str
     """Find the first slow one of `count` versions, of which the first is fast and the last is slow.
 
     A version is slow if its time, relative to the good one's, is beyond half of the difference of the ends on the log
-    scale. It takes log2(count) steps where no version is skipped.
+    scale. It takes log2(count) steps if no version is skipped.
 
     Args:
-        count: how many versions there are, 2 or more.
+        count: the number of versions, 2 or more.
         measure: measures a version side by side with the good one.
         margin: the smallest difference of the ends that counts, 0.01 for 1 %.
         said: called with each version and what was decided about it.
@@ -67,8 +68,12 @@ def search(count: int, measure: Measure, margin: float, said: Callable[[int, str
         mean = RoundsMean([one.ratio for one in ends]).mean
         if mean >= math.log1p(margin) and decided(ends, 0.0) == "slow":
             break
+        low, high = _interval(ends)
+        reason = f"the bad end takes {100 * math.expm1(low):+.1f} to {100 * math.expm1(high):+.1f} % more time"
+        if max(-low, high) <= math.log1p(margin):
+            return Answer("same", good, bad, math.expm1(mean), reason=reason)
     else:
-        return Answer("same", good, bad, math.expm1(mean))
+        return Answer("undecided", good, bad, math.expm1(mean), reason=reason)
     effect, threshold = math.expm1(mean), mean / 2
     if _canary_moved(ends, threshold):
         return Answer("undecided", good, bad, effect, reason="the canary differs between the ends too")
@@ -107,6 +112,16 @@ def decided(rounds: Sequence[Round], threshold: float) -> Side | None:
     if mean.p_value(threshold) > _LEVEL:
         return None
     return "slow" if mean.mean > threshold else "fast"
+
+
+def _interval(rounds: Sequence[Round]) -> tuple[float, float]:
+    """Return the ends of the mean log ratio's interval, whose error rate is that of one look."""
+    mean = RoundsMean([one.ratio for one in rounds])
+    half = mean.half_width()
+    # Rounds without a spread have an interval without a width.
+    while half and mean.p_value(mean.mean + half) > _LEVEL:
+        half *= 1.05
+    return mean.mean - half, mean.mean + half
 
 
 def _canary_moved(rounds: Sequence[Round], threshold: float) -> bool:

@@ -19,7 +19,7 @@ _LIMIT_S = 3600
 
 @dataclass(frozen=True)
 class Environment:
-    """Where one version runs: an interpreter, and further environment variables."""
+    """The environment of one version: an interpreter, and further environment variables."""
 
     python: str = sys.executable
     variables: Mapping[str, str] = field(default_factory=dict)

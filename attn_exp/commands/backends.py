@@ -10,8 +10,8 @@ def run(given: Arguments) -> int:
     """Print the overview, or for a case who can compute it; return the exit code."""
     from attn_exp.config.compose import compose_config, resolved_config
     from attn_exp.config.request import request_from_config, resolve_device
+    from attn_exp.core.host.nvml import visible_gpus
     from attn_exp.run.capabilities import ask, markdown, table, verdicts
-    from attn_exp.run.gpus import visible_gpus
 
     gpus = visible_gpus()
     case, device = None, "auto"

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_exp.commands.options import CONFIG_DIR, Arguments, Command, Option
-from attn_exp.core.case import HALVES
+from attn_exp.config.overrides import override_key
+from attn_exp.core.case.case import HALVES
 from attn_exp.core.errors import UserError
 from attn_exp.core.values import share
 
 if TYPE_CHECKING:
     from attn_exp.bisect.search import Answer
     from attn_exp.bisect.versions import Packages, Revisions
-    from attn_exp.core.request import Request
+    from attn_exp.core.record.request import Request
 
 UNDECIDED = 1
 _MARGIN = 0.01
@@ -34,10 +35,8 @@ def run(given: Arguments) -> int:
     good, bad = given.get("good"), given.get("bad")
     if not good or not bad:
         raise UserError("a bisection needs two ends, for example good=flash-attn-4==4.0.0b3 bad=flash-attn-4==4.0.0b36")
-    if given.get("build") and not given.get("repo"):
-        raise UserError("build= is for the revisions of a checkout: give repo=PATH too, or leave it out")
-    if given.get("wheels") and given.get("repo"):
-        raise UserError("wheels= is for packages and repo= for revisions: give one of them")
+    if any(override_key(word) == "passes" for word in given.overrides):
+        raise UserError("a bisection is about one pass: write pass=forward or pass=backward in place of passes=")
     from attn_exp.bisect.versions import packages, revisions
 
     direction = given.get("pass", "forward")
@@ -58,7 +57,8 @@ def _search(given: Arguments, versions: "Packages | Revisions", direction: str, 
     from attn_exp.bisect.measuring import SideBySide
     from attn_exp.bisect.search import search
     from attn_exp.bisect.versions import Revisions
-    from attn_exp.run.gpus import lease, visible_gpus
+    from attn_exp.core.host.nvml import visible_gpus
+    from attn_exp.run.gpus import lease
 
     gpus = visible_gpus()
     requests = _requests(given, direction, gpus, canary=canary)
@@ -119,11 +119,9 @@ def sentence(answer: "Answer", versions: "Packages | Revisions") -> str:
     """Return the answer as one sentence."""
     good, bad = versions.label(answer.good), versions.label(answer.bad)
     if answer.kind == "same":
-        return (
-            f"the ends do not differ: {bad} takes {100 * answer.effect:+.1f} % time of {good}; there is nothing to find"
-        )
+        return f"there is nothing to find: {good} and {bad} differ by less than margin= ({answer.reason})"
     if answer.kind == "undecided":
-        return f"undecided: the first slow one is after {good} and not after {bad} ({answer.reason})"
+        return f"undecided: a first slow one can only be after {good} and not after {bad} ({answer.reason})"
     if answer.skipped:
         between = ", ".join(versions.label(index) for index, _ in answer.skipped)
         return f"the first slow one is {bad} or one that was skipped before it: {between}; {good} is fast"
@@ -146,20 +144,20 @@ COMMAND = Command(
     options=(
         Option(name="good", value="END", help="the fast end: NAME==VERSION, or a revision with repo="),
         Option(name="bad", value="END", help="the slow end"),
-        Option(name="wheels", value="FOLDER", complete="files", help="take the versions from a folder of wheels",
+        Option(name="wheels", value="FOLDER", help="take the versions from a folder of wheels",
                default="the index of pip"),
-        Option(name="repo", value="PATH", complete="files",
+        Option(name="repo", value="PATH",
                help="a git checkout whose commits are searched, along first parents"),
         Option(name="build", value="COMMAND", help="what to run in each commit's worktree before it is measured"),
         Option(name="pass", value="PASS", choices=HALVES, default="forward", help="the pass that got slower"),
         Option(name="margin", value="PERCENT", read=share, default="1%",
                help="the smallest difference of the ends that counts"),
-        Option(name="state", value="FOLDER", complete="files", default="bisects/NAME",
+        Option(name="state", value="FOLDER", default="bisects/NAME",
                help="where environments and rounds are kept; a folder with rounds goes on"),
         CONFIG_DIR,
     ),
     overrides=(("KEY=VALUE", "the case and the backend, in the groups and keys that attn-exp run --help lists"),),
-    exits=("0 found", "1 undecided, or the ends do not differ", "2 invalid command line"),
+    exits=("0 found", "1 undecided, or nothing to find", "2 invalid command line"),
     run=run,
 )  # fmt: skip
 main = COMMAND.main

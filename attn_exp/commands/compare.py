@@ -16,16 +16,17 @@ from attn_exp.commands.options import (
     Option,
     Positional,
 )
-from attn_exp.compare import FORMATS, MARGIN
+from attn_exp.compare import FORMATS, MARGIN, SHOWN, UNDECIDED
 from attn_exp.core.errors import UserError
+from attn_exp.core.live_line import LiveLine
 from attn_exp.core.redaction import redacted
 from attn_exp.core.text import WIDTH, colours, terminal_width
-from attn_exp.core.ticker import Ticker
 from attn_exp.results.there import HOME
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from attn_exp.compare.changes import Changes
     from attn_exp.compare.choice import Choice
     from attn_exp.compare.comparison import Comparison
     from attn_exp.compare.rivals import Rivals
@@ -42,16 +43,16 @@ def run(given: Arguments) -> int:
     if choice.out is not None and not (folder := Path(choice.out).parent).is_dir():
         # Here, and not once all is compared and drawn.
         raise UserError(f"cannot write {choice.out}: there is no folder {folder}; make it, or choose another out=FILE")
-    with Ticker() as ticker:
-        ticker.stage(f"reading {', '.join((*choice.against, *choice.sweep))} and comparing")
-        from attn_exp.compare.answer import compare_read, read_sweeps
+    with LiveLine() as line:
+        line.show(f"reading {', '.join((*choice.against, *choice.sweep))} and comparing")
+        from attn_exp.compare.answer import compare_read, read_against, read_sweeps
         from attn_exp.compare.changes import Changes
         from attn_exp.compare.rivals import Rivals
 
         sweeps = read_sweeps(choice, choice.sweep)
-        comparison = compare_read(choice, sweeps, read_sweeps(choice, choice.against))
+        comparison = compare_read(choice, sweeps, read_against(choice, sweeps))
         saved = _save(choice, sweeps)
-        ticker.stage("writing the report" if choice.out else "laying the tables out")
+        line.show("writing the report" if choice.out else "laying the tables out")
         made_by = redacted(shlex.join(("attn-exp", "compare", *given.command)))
         text = _text(comparison, choice.format, choice.out, choice.rows, made_by)
     if choice.out is None:
@@ -68,19 +69,26 @@ def run(given: Arguments) -> int:
         print(f"{count} plots are in {choice.plots}" if count else NOTHING_TO_DRAW, file=sys.stderr)
     for sentence in comparison.broken:
         print(f"skipped: {sentence}", file=sys.stderr)
-    if isinstance(comparison, Changes) and choice.fail_if_slower is not None:
-        regressions = comparison.regressions(choice.fail_if_slower)
-        if regressions:
-            lost = sum(row.verdict == "lost" for row in regressions)
-            slower = len(regressions) - lost
-            print(
-                f"{slower} cells are slower by {100 * choice.fail_if_slower:g} % or more, {lost} are lost",
-                file=sys.stderr,
-            )
-            return REGRESSION
+    gate = choice.fail_if_slower
+    if isinstance(comparison, Changes) and gate is not None and fails(comparison, gate, choice.undecided):
+        return REGRESSION
     if isinstance(comparison, Rivals) and choice.settle:
         return _settle(comparison) or (SKIPPED if comparison.broken else 0)
     return SKIPPED if comparison.broken else 0
+
+
+def fails(changes: "Changes", threshold: float, undecided: str) -> bool:
+    """Return whether a gate fails, and say why on standard error."""
+    percent = f"{100 * threshold:g} %"
+    regressions = changes.regressions(threshold)
+    if regressions:
+        lost = sum(row.verdict == "lost" for row in regressions)
+        print(f"slower by {percent} or more: {len(regressions) - lost} cells; lost: {lost}", file=sys.stderr)
+    open_ = len(changes.undecided(threshold))
+    if open_ and undecided != "pass":
+        verdict = "FAILED" if undecided == "fail" else "WARNING"
+        print(f"{verdict}: may be slower by {percent} or more: {open_} of {len(changes.rows)} cells", file=sys.stderr)
+    return bool(regressions) or (bool(open_) and undecided == "fail")
 
 
 def _save(choice: "Choice", sweeps: "Sequence[Sweep]") -> str:
@@ -101,10 +109,8 @@ def _save(choice: "Choice", sweeps: "Sequence[Sweep]") -> str:
 def _settle(rivals: "Rivals") -> int:
     """Run the duels that a comparison proposes; return the exit code, which is not that of a regression."""
     from attn_exp.commands.duel import COMMAND as DUEL
-    from attn_exp.compare.again import comparing
-    from attn_exp.core.text import duration
-    from attn_exp.run.duel import longest_s
-    from attn_exp.run.many_duels import run_many
+    from attn_exp.commands.duel import run_many
+    from attn_exp.compare.rivals import comparing
 
     commands = dict.fromkeys(duel.command for duel in rivals.ties)
     for command in commands:
@@ -113,14 +119,16 @@ def _settle(rivals: "Rivals") -> int:
     beside = _beside(Path(rivals.sweeps[0].place))
     duels = [[*shlex.split(command)[2:], *beside] for command in commands if not command.startswith("#")]
     if not duels:
-        why = "nothing is undecided" if rivals.metric.settled_by_duels else f"a duel does not compare {rivals.metric}"
+        why = (
+            "nothing is too close to call"
+            if rivals.metric.settled_by_duels
+            else f"a duel does not compare {rivals.metric}"
+        )
         print(f"{why}: there is no duel to run", file=sys.stderr)
         return 0
-    # Before a gradient there is a forward, which is measured as well.
-    most_s = sum(longest_s(1 if "passes=[forward]" in words else 2) for words in duels)
     count = "1 duel" if len(duels) == 1 else f"{len(duels)} duels"
-    said = f"settle=true measures now: {count} for {rivals.answer.undecided} undecided passes, about {duration(most_s)}"
-    print(f"{said} at most; Ctrl-C ends it, and keeps what is measured", file=sys.stderr, flush=True)
+    said = f"settle=true measures now: {count} for {rivals.answer.ties} ties"
+    print(f"{said}; Ctrl-C ends it, and keeps what is measured", file=sys.stderr, flush=True)
     code = UNSETTLED if run_many(duels, DUEL.main) else 0
     if again := comparing(rivals.sweeps):
         print(f"the answer with what the duels decided: {again}", file=sys.stderr)
@@ -196,30 +204,9 @@ def _option(name: str, value: str, text: str, **more: str | tuple[str, ...]) -> 
     return Option(name=name, value=value, help=text, read=_read, **more)  # type: ignore[arg-type]
 
 
-_FILES = ("report", "output", "file", *FORMATS, *(ending.removeprefix(".") for ending in FORMATS.values()))
-_WORD = re.compile(r"[\w./+-]+", re.ASCII)
-
-
-def _meant(key: str, value: str) -> str | None:
-    """Return what to write for `html=x.html`, or for a choice of rows as `backend=flash`."""
-    if key in _FILES:
-        ending = FORMATS.get(key, f".{key}" if f".{key}" in FORMATS.values() else ".html")
-        named = Path(value).suffix in FORMATS.values() and _WORD.fullmatch(value)
-        return f"write out={value if named else f'report{ending}'}"
-    from attn_exp.results.fields import NAMED
-
-    values = value.split(",")
-    if key not in NAMED or not all(map(_WORD.fullmatch, values)):
-        return None
-    # A word that is a field's name too is quoted: the timer 'device'.
-    words = [f'"{one}"' if one in NAMED else one for one in values]
-    chosen = f"{key} == {words[0]}" if len(words) == 1 else f"{key} in ({', '.join(words)})"
-    return f"to choose rows, write where={shlex.quote(chosen)}"
-
-
 COMMAND = Command(
     name="compare",
-    usage="SWEEP [SWEEP ...] [against=SWEEP | history=true | published=FILE] [OPTION=VALUE ...]",
+    usage="SWEEP [SWEEP ...] [against=SWEEP | history=true] [OPTION=VALUE ...]",
     about=(
         "Reads the records of sweeps and says which backend is faster where, and by how much; nothing is measured. "
         "Differences that are too small to tell come with the command of the duel that would decide them."
@@ -229,7 +216,6 @@ COMMAND = Command(
         ("attn-exp compare new against=old fail_if_slower=3%", "against an earlier sweep"),
         ("attn-exp compare first save=main", "keep a baseline; later against=main"),
         ("attn-exp compare monday,tuesday,friday history=true", "where a level changed"),
-        ("attn-exp compare first published=figures.csv", "compared with published figures"),
         ("attn-exp compare first settle=true", "and run the duels of what is too close to call"),
         ("attn-exp compare first out=report.html plots=pictures", "a report, and pictures"),
     ),
@@ -241,29 +227,28 @@ COMMAND = Command(
         example="attn-exp compare first",
     ),
     options=(
-        _option("against", "SWEEP", "the earlier sweep or the baseline to compare with; several with commas",
-                complete="baselines,sweeps"),
+        _option("against", "SWEEP", "the earlier sweep or baseline to compare with; last is the sweep before"),
         _option("history", "true", "three or more sweeps in order of time", default="false", choices=("true", "false")),
-        _option("published", "FILE", "a CSV file of published figures to compare with", complete="files"),
         _option("baseline", "BACKEND", "the backend that gains are relative to", default="the best of each case"),
         _option("where", "EXPRESSION", "which cells: where='causal and seq_len >= 4096 and backend in (flash, cudnn)'"),
         _option("by", "FIELD,...", "group the means by these fields"),
         _option("sort", "FIELD", "sort the rows by a field; -FIELD for the largest first"),
+        _option("show", "UNIT", "what the table shows of a time: tflops, us or gb/s", default="auto", choices=SHOWN),
         _option("metric", "NAME", "time_us, tflops, kernel_time_us, ...; forward/time_us for one pass",
                 default="time_us"),
         _option("format", "FORMAT", ", ".join(FORMATS), default="by the ending of out=, else table",
                 choices=tuple(FORMATS)),
-        _option("out", "FILE", "write the report into a file instead of printing it", complete="files"),
-        _option("plots", "FOLDER", "write the pictures into a folder, as SVG and PNG; HTML has them inside",
-                complete="files"),
+        _option("out", "FILE", "write the report into a file instead of printing it"),
+        _option("plots", "FOLDER", "write the pictures into a folder, as SVG and PNG; HTML has them inside"),
         _option("rows", "N", "how many rows to show", default="all"),
         _option("margin", "PERCENT", "the difference that the verdict `equivalent` rules out",
                 default=f"{100 * MARGIN:g}%"),
         _option("spread", "PERCENT", "what equal rows may differ by", default="the doctor's margin for the device"),
         _option("fail_if_slower", "PERCENT",
                 "exit with 1 if a cell is slower by at least PERCENT, or has no result any more"),
-        _option("save", "NAME", "keep the sweep's records as a baseline of this name, in baselines/ beside folder=",
-                complete="baselines"),
+        _option("undecided", "WHAT", "whether cells that may be slower by that much fail, warn or pass", default="warn",
+                choices=UNDECIDED),
+        _option("save", "NAME", "keep the sweep's records as a baseline of this name, in baselines/ beside folder="),
         _option("replace", "true", "overwrite the baseline that has the name of save=", default="false",
                 choices=("true", "false")),
         _option("settle", "true", "run the duels that the comparison proposes, one after another", default="false",
@@ -276,14 +261,12 @@ COMMAND = Command(
     ),
     exits=(
         "0 no regression",
-        "1 fail_if_slower= found a regression",
+        "1 fail_if_slower= found a regression, or undecided=fail what may be one",
         "2 invalid command line",
         "3 some files are not valid records and were skipped",
         "4 settle=true could not measure each duel",
     ),
     run=run,
-    renamed={"sweep": "SWEEP", "experiment": "mlflow_experiment"},
     bare=("history", "anyway"),
-    meant=_meant,
 )  # fmt: skip
 main = COMMAND.main

@@ -5,15 +5,17 @@ import subprocess
 import sys
 
 from attn_exp.commands.options import Arguments, Command, Option
+from attn_exp.core.live_line import STAGE, STAGES, LiveLine
+from attn_exp.core.text import at_width
 
 
 def run(given: Arguments) -> int:
     """Run the checks in a process of their own; return its exit code."""
     from attn_exp.config.request import resolve_device
-    from attn_exp.core.ticker import DELAY_S, STAGES, Ticker
-    from attn_exp.core.torch_version import installed_note
-    from attn_exp.run.gpus import lease, visible_gpus
-    from attn_exp.run.worker_variables import worker_variables
+    from attn_exp.core.host.nvml import visible_gpus
+    from attn_exp.core.versions import installed_note
+    from attn_exp.run.gpus import lease
+    from attn_exp.run.worker_process import worker_variables
 
     device, gpus = resolve_device(given.get("device", "auto"), visible_gpus())
     if note := installed_note():
@@ -24,8 +26,8 @@ def run(given: Arguments) -> int:
         held = lease(gpus, print)
         environment["CUDA_VISIBLE_DEVICES"] = held.gpu.uuid
         print(f"{held.gpu.name} ({held.gpu.uuid})", flush=True)
-    ticker = Ticker(delay_s=DELAY_S)
-    ticker.stage("starting")
+    line = LiveLine()
+    line.show("starting")
     process = subprocess.Popen(
         [sys.executable, "-m", "attn_exp.doctor.run_checks", device],
         env=environment,
@@ -34,10 +36,16 @@ def run(given: Arguments) -> int:
     )
     try:
         assert process.stdout is not None
-        ticker.relay(process.stdout)
+        for printed in process.stdout:
+            if printed.startswith(STAGE):
+                share, _, text = printed.removeprefix(STAGE).strip().partition(" ")
+                line.show(text, done=float(share), total=1.0)
+                continue
+            with line.aside():
+                print(at_width(printed.rstrip("\n"), sys.stdout), flush=True)
         return process.wait()
     finally:
-        ticker.close()
+        line.close()
         # Ctrl-C, too, must leave no process behind.
         process.kill()
         process.wait()
@@ -50,7 +58,7 @@ COMMAND = Command(
     usage="[device=auto|cpu|cuda|cuda:N]",
     about=(
         "Checks with known work that timings on this machine can be trusted, and prints each check with its figures. "
-        "The ten checks on a GPU take 1.5 to 4 minutes (97 s on an H200); on a CPU there are four. If all pass, the "
+        "The eleven checks on a GPU take 1.5 to 4 minutes; on a CPU there are four. If all pass, the "
         "smallest difference that this machine can resolve (the margin) and its ceilings are kept for duel and compare."
     ),
     examples=(("attn-exp doctor", "the GPU if there is one"), ("attn-exp doctor device=cpu", "the CPU")),

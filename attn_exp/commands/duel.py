@@ -1,14 +1,18 @@
 """`attn-exp duel`: measures backends of one case side by side."""
 
 import re
-from collections.abc import Sequence
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from attn_exp.commands.options import CONFIG_DIR, Arguments, Command, Option
 from attn_exp.core.errors import UserError
-from attn_exp.core.ticker import Ticker
+from attn_exp.core.live_line import LiveLine
+from attn_exp.core.redaction import redacted
+from attn_exp.core.text import duration
 from attn_exp.core.values import truth
-from attn_exp.run.many_duels import run_many
 
 _RIVAL = re.compile(r"([a-z])(\.[^=]+)?=(.*)", re.DOTALL)
 _COMPILE = re.compile(r"\.compile[.=]")
@@ -31,12 +35,12 @@ def run(given: Arguments) -> int:
 
 def _one(overrides: Sequence[str], own_choices: Path | None, command: Sequence[str]) -> int:
     rivals, shared = rivals_of(overrides)
-    with Ticker(quiet="quiet=true" in shared, at_once=True) as ticker:
+    with LiveLine(quiet="quiet=true" in shared) as line:
         # Importing and composing take a second.
-        ticker.stage("composing the rivals", brief=True)
+        line.show("composing the rivals")
         from attn_exp.run.duel import run_duel
 
-        return int(run_duel(rivals, shared, own_choices, command, ticker) is None)
+        return int(run_duel(rivals, shared, own_choices, command, line) is None)
 
 
 def rivals_of(arguments: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
@@ -81,6 +85,25 @@ def _option(option: str) -> str:
     if not _COMPILE.match(option):
         return f"++backend{option}"
     return f"++{option[1:]}" if option.startswith(".compile.options.") else option[1:]
+
+
+def run_many(duels: Sequence[Sequence[str]], run: Callable[[Sequence[str]], int]) -> int:
+    """Run the duels, each given by its words behind `attn-exp duel`, and return the largest exit code.
+
+    A line on standard error says which one it is, and how long the rest will take. One that cannot be measured does not
+    keep the others from being run.
+    """
+    began, codes = time.monotonic(), list[int]()
+    for index, words in enumerate(duels):
+        each_s = (time.monotonic() - began) / index if index else 0.0
+        left = f", {duration(each_s * (len(duels) - index))} left" if index else ""
+        shown = redacted(shlex.join(["attn-exp", "duel", *words]))
+        print(f"[{index + 1}/{len(duels)}{left}] {shown}", file=sys.stderr, flush=True)
+        codes.append(run(words))
+    failed = sum(code != 0 for code in codes)
+    if failed:
+        print(f"{failed} of {len(duels)} duels could not be measured", file=sys.stderr)
+    return max(codes, default=0)
 
 
 COMMAND = Command(

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 from attn_exp.commands.options import FOLDER, URI, Arguments, Command, Option, Positional
-from attn_exp.core.ticker import Ticker
+from attn_exp.core.live_line import LiveLine
 
 
 def run(given: Arguments) -> int:
     """Print the page; return the exit code."""
-    with Ticker() as ticker:
-        ticker.stage(f"reading {given.words[0]}")
+    with LiveLine() as line:
+        line.show(f"reading {given.words[0]}")
         from attn_exp.explain.find import find
         from attn_exp.explain.page import job_page, sweep_page, write_picture
 
@@ -49,7 +49,6 @@ COMMAND = Command(
             name="plots",
             value="FOLDER",
             help="write the roofline into a folder, with the jobs on the same case beside it, as SVG and PNG",
-            complete="files",
         ),
         URI,
         FOLDER,

@@ -24,13 +24,13 @@ def run(given: Arguments) -> int:
     if find_spec("hypothesis") is None:
         raise UserError("a hunt needs Hypothesis: pip install 'attn_exp[hunt]'")
     from attn_exp.config.request import resolve_device
-    from attn_exp.run.gpus import lease, visible_gpus
-    from attn_exp.run.worker_variables import worker_variables
+    from attn_exp.core.host.nvml import visible_gpus
+    from attn_exp.run.gpus import lease
+    from attn_exp.run.worker_process import worker_variables
 
     backends = _backends(given)
     seed = given.get("seed", secrets.randbelow(1 << 32))
     device, gpus = resolve_device(given.get("device", "auto"), visible_gpus())
-    _check_where(given.get("where"))
     environment = worker_variables(os.environ)
     held = None
     if device == "cuda":
@@ -79,30 +79,25 @@ def _backends(given: Arguments) -> list[dict[str, Any]]:
     return configs
 
 
-def _check_where(where: str | None) -> None:
-    from attn_exp.core.hunting import Space
-
-    Space(where)
-
-
 def _hunt(given: Arguments, backend: dict[str, Any], device: str, seed: int, environment: dict[str, str]) -> bool:
     """Search one backend and print what was found; return whether something was."""
-    from attn_exp.core.hunting import Question
-    from attn_exp.run.hunt import search
-    from attn_exp.run.hunt_report import lines_of
+    from attn_exp.hunt.example import Question
+    from attn_exp.hunt.report import lines_of, script_of, search
+    from attn_exp.results.duel_command import case_words
 
     question = Question(
         backend=backend, device=device, where=given.get("where"), budget_s=given.get("budget", 60.0), seed=seed
     )
     state = search(question, environment)
     path = given.get("script")
-    print("\n".join(lines_of(question, state, path)), flush=True)
-    if path and state.find is not None and state.find.script is not None and state.find.script.text:
+    words = [] if state.example is None else case_words(state.example.case, "")
+    print("\n".join(lines_of(question, state, words, path)), flush=True)
+    if path and state.example is not None:
         try:
-            Path(path).write_text(state.find.script.text)
+            Path(path).write_text(script_of(backend, device, state))
         except OSError as error:
             raise UserError(f"script={path} cannot be written: {error.strerror}") from error
-    return state.find is not None
+    return state.example is not None
 
 
 def _seconds(key: str, value: str) -> float:
@@ -126,7 +121,7 @@ COMMAND = Command(
     about=(
         "Searches for a case that a backend computes wrongly: over shapes, masks, data types, layouts and values, with "
         "Hypothesis. Each result is compared with the float32 reference as a job's is. Prints the smallest case that "
-        "fails, and a program of at most 40 lines that shows it without attn_exp. Needs pip install 'attn_exp[hunt]'."
+        "fails. Needs pip install 'attn_exp[hunt]'."
     ),
     examples=(
         ("attn-exp hunt backend=flash", "a minute, everything that the backend supports"),
@@ -134,14 +129,14 @@ COMMAND = Command(
         ("attn-exp hunt backend._target_=my.module.Class script=bug.py", "a class of your own"),
     ),
     options=(
-        Option(name="backend", value="BACKEND", read=names, complete="backends",
+        Option(name="backend", value="BACKEND", read=names,
                help="a backend, or several with commas between them, one after the other"),
         Option(name="where", value="EXPRESSION",
                help='search only there, in the language of compare: where="q_len in (1, 128) and not causal"; the '
                "fields are those of a case, and inputs, backward, packed, large"),
         Option(name="budget", value="TIME", read=_seconds, default="60s",
                help="how long each search may take: 60s, 5m; a bug is made smaller in what is left of it"),
-        Option(name="script", value="FILE", complete="files", help="write the program that shows it to a file too"),
+        Option(name="script", value="FILE", help="write a program that computes what was found once more"),
         Option(name="device", value="DEVICE", help="auto, cpu, cuda, or cuda:1 for one GPU of several", default="auto",
                choices=("auto", "cpu", "cuda")),
         Option(name="seed", value="N", read=_seed, default="a new one, which is printed",

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from attn_exp.commands.options import CONFIG_DIR, DEFAULT_STORE, FOLDER, Arguments, Command, Option, Positional
 from attn_exp.core.errors import UserError
-from attn_exp.core.troubles import with_code
 
 if TYPE_CHECKING:
     from attn_exp.run.replay import Replayed
@@ -46,7 +45,7 @@ def _log(given: Arguments) -> int:
         replayed = _replay(folder.resolve(), place)
         print(_sentence(replayed, place), flush=True)
         for note in replayed.notes:
-            print(with_code(note), file=sys.stderr)
+            print(note, file=sys.stderr)
         for broken in replayed.broken:
             print(f"skipped: {broken}", file=sys.stderr)
         lacking = lacking or replayed.error is not None
@@ -140,6 +139,5 @@ COMMAND = Command(
         "3 some files are not valid records and were skipped; the rest is stored",
     ),
     run=run,
-    renamed={"sweep": "SWEEP"},
 )
 main = COMMAND.main

@@ -2,7 +2,6 @@
 
 import argparse
 import re
-import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -10,16 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from attn_exp.config.overrides import renamed
-from attn_exp.core.errors import UserError, check_words, nearest, no_config_dir, no_dashes
+from attn_exp.core.errors import UserError, nearest, no_config_dir, no_dashes
 from attn_exp.core.redaction import redacted
-from attn_exp.core.troubles import with_code
 from attn_exp.core.values import Reader, text
 
 MISTAKE = 2
-MAKE = "python -m attn_exp -m backend=flash,math batch=1,4 sweep=first"
 _KEY = re.compile(r"([A-Za-z_][\w-]*)=(.*)", re.DOTALL)
-# What only Hydra takes: a key with a dot or a slash in it, or a sign before it.
+# Words that only Hydra takes: a key with a dot or a slash in it, or a sign before it.
 _OVERRIDE = re.compile(r"[+~].*|[A-Za-z_][\w@/-]*[./@][\w./@-]*=.*", re.DOTALL)
 _WIDTH = 100
 
@@ -29,8 +25,7 @@ class Option:
     """One `name=value` of a command.
 
     `value` stands for the value in the help, `read` makes the value from its text, `default` is what the help says is
-    taken without it. `complete` names what the TAB key offers: `sweeps`, `baselines`, both with a comma, `files`,
-    `backends`, or the words in `choices`. A `flag` is written `--name VALUE`, as Hydra's flags are.
+    taken without it. A `flag` is written `--name VALUE`, as Hydra's flags are.
     """
 
     name: str
@@ -39,7 +34,6 @@ class Option:
     read: Reader = text
     default: str = ""
     choices: tuple[str, ...] = ()
-    complete: str = ""
     flag: bool = False
     short: str = ""
 
@@ -51,7 +45,7 @@ class Option:
 
 @dataclass(frozen=True, kw_only=True)
 class Positional:
-    """What a command takes without a name: `least` to `most` words, split at commas if `commas`."""
+    """The words that a command takes without a name: `least` to `most` words, split at commas if `commas`."""
 
     name: str
     help: str
@@ -63,14 +57,13 @@ class Positional:
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """What was typed: the positional words, the values by option's name, the overrides for Hydra, and its spelling."""
+    """The parsed command line: positional words, values by option's name, overrides for Hydra, and its spelling."""
 
     words: tuple[str, ...] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
     overrides: tuple[str, ...] = ()
-    # The command as it is written today, and whether it was typed in an earlier way.
+    # The command as it is written.
     command: tuple[str, ...] = ()
-    earlier: bool = False
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value of an option, `default` where it was not given."""
@@ -98,10 +91,8 @@ class _Parser(argparse.ArgumentParser):
 class Command:
     """A command: its arguments, its help, and the function that does it.
 
-    `overrides` are the help's rows on other words, which Hydra takes; without a row there are none. `renamed` maps an
-    earlier name of an option to today's; to the positional's name if it is written without a name today. `bare` are
-    options that were written as one word. `meant` takes a key that is no option, and its value, and returns what to
-    write for it, or None.
+    `overrides` are the help's rows on other words, which Hydra takes; without a row there are none. `bare` are
+    options that may be written as one word.
     """
 
     name: str
@@ -113,26 +104,17 @@ class Command:
     options: tuple[Option, ...] = ()
     overrides: tuple[tuple[str, str], ...] = ()
     exits: tuple[str, ...] = ()
-    renamed: Mapping[str, str] = field(default_factory=dict)
     bare: tuple[str, ...] = ()
-    meant: Callable[[str, str], str | None] = lambda key, value: None
 
-    def main(self, arguments: Sequence[str], *, earlier: bool = False) -> int:
-        """Parse the arguments and run the command; return its exit code, 2 after a mistake of the user's.
-
-        `earlier` says that the command was called by its earlier name, so that a hint names the new one.
-        """
+    def main(self, arguments: Sequence[str]) -> int:
+        """Parse the arguments and run the command; return its exit code, 2 after a mistake of the user's."""
         if {"-h", "--help"} & set(arguments):
             print(self.help())
             return 0
         try:
-            given = self.parse(arguments)
-            if earlier or given.earlier:
-                typed = redacted(shlex.join(("attn-exp", self.name, *given.command)))
-                print(f"hint: `{typed}` is the command's new spelling", file=sys.stderr, flush=True)
-            return self.run(given)
+            return self.run(self.parse(arguments))
         except UserError as error:
-            print(f"attn-exp {self.name}: {with_code(redacted(str(error)))}", file=sys.stderr)
+            print(f"attn-exp {self.name}: {redacted(str(error))}", file=sys.stderr)
             return MISTAKE
 
     def parse(self, arguments: Sequence[str]) -> Arguments:
@@ -141,7 +123,6 @@ class Command:
         Raises:
             UserError: an option that does not exist, a value that cannot be meant, too many or too few words.
         """
-        check_words(arguments)
         prepared = _Prepared(self)
         for word in arguments:
             prepared.take(word)
@@ -151,11 +132,11 @@ class Command:
             # A flag without a value is empty text, which its reader explains.
             more: dict[str, Any] = {"nargs": "?", "const": ""} if option.flag else {}
             parser.add_argument(*short, f"--{option.name}", dest=option.name, action=_Once, **more)
-        overrides, hints = renamed(prepared.overrides)
+        overrides = prepared.overrides
         namespace, rest = parser.parse_known_args(prepared.words)
         typed: dict[str, str] = vars(namespace)
         words = [word for word in rest if not word.startswith("-")]
-        self._check_words(words, [word for word in rest if word.startswith("-")], typed)
+        self._check_words(words, [word for word in rest if word.startswith("-")])
         options = {option.name: option for option in self.options}
         values = {name: options[name].read(name, value) for name, value in typed.items()}
         written = [
@@ -172,10 +153,9 @@ class Command:
             values=values,
             overrides=tuple(overrides),
             command=(*words, *overrides, *written),
-            earlier=prepared.earlier or bool(hints),
         )
 
-    def _check_words(self, words: Sequence[str], flags: Sequence[str], typed: Mapping[str, str]) -> None:
+    def _check_words(self, words: Sequence[str], flags: Sequence[str]) -> None:
         for flag in flags:
             self.check_dashes(flag)
             raise UserError(f"there is no option '{flag.partition('=')[0]}': {self.near(flag)}")
@@ -186,24 +166,10 @@ class Command:
             if words:
                 raise UserError(f"{self.name} takes no name, and '{words[0]}' was given: {self.near('')}")
         elif len(words) < place.least:
-            raise UserError(f"no {place.name} was given: {self._example(place, typed)}")
+            raise UserError(f"no {place.name} was given: write one, for example {place.example}")
         elif place.most is not None and len(words) > place.most:
             only = "one" if place.most == 1 else f"at most {place.most}"
             raise UserError(f"{self.name} takes {only} {place.name}, and {len(words)} were given: {place.example}")
-
-    def _example(self, place: Positional, typed: Mapping[str, str]) -> str:
-        """Return what to write where a word is missing: the newest sweep, or how to make one if there is none."""
-        if not place.name.endswith("SWEEP") or "uri" in typed:
-            return f"write one, for example {place.example}"
-        from attn_exp.results.there import HOME, sweeps_in
-
-        home = Path(typed.get("folder", HOME))
-        there = [one.name for one in reversed(sweeps_in(home)) if any(one.glob("*/record.json"))]
-        # A duel has its verdict already.
-        newest = min(there, key=lambda name: name.startswith("duel-"), default=None)
-        if newest is not None:
-            return f"write one, for example attn-exp {self.name} {shlex.quote(newest)}"
-        return f"{home} has none yet; {MAKE} makes one"
 
     def check_dashes(self, word: str) -> None:
         """Raise UserError for `--key` or `--key=value` that is near to no option, if the command takes overrides."""
@@ -213,7 +179,7 @@ class Command:
             raise no_dashes(word)
 
     def near(self, key: str, *more: str) -> str:
-        """What to write instead of an option that does not exist: the nearest one, or else any, `more` among them."""
+        """Return a hint about an option that does not exist: the nearest option, or else all, with `more`."""
         typed = key.lstrip("-").partition("=")[0].replace("-", "_")
         near = nearest(typed, [*(option.name for option in self.options), "help"], cutoff=0.7).rstrip()
         known = [option.shown.removesuffix(option.value).strip() for option in self.options]
@@ -237,15 +203,13 @@ class Command:
 
 
 class _Prepared:
-    """Words as argparse takes them: `key=value` becomes `--key=value`, earlier names become today's."""
+    """Words as argparse takes them: `key=value` becomes `--key=value`."""
 
     def __init__(self, command: Command) -> None:
         self.command = command
         self.options = {option.name: option for option in command.options}
         self.words: list[str] = []
         self.overrides: list[str] = []
-        self.earlier = False
-        self._positional = False
         self._truth = False
         # Flags that may be one letter: -m.
         self._long = {one.short: f"--{one.name}" for one in command.options if one.short and one.name in command.bare}
@@ -261,21 +225,13 @@ class _Prepared:
             self._truth = False
             return
         self._truth = False
-        if self._positional:
-            # After an earlier flag that is a plain word today: ui --open-sweep first.
-            self._positional = False
-            self.words.append(word)
-        elif match is not None:
+        if match is not None:
             self._pair(word, match[1], match[2], dashes=dashes)
         elif bare in self.command.bare and (dashes or bare == word):
-            self.earlier, self._truth = self.earlier or not dashes, dashes
+            self._truth = dashes
             self.words.append(f"--{bare}=true")
         elif bare in self.options and self.options[bare].value == "true" and (dashes or bare == word):
             raise UserError(f"'{word}' has no value: write {bare}=true")
-        elif dashes and bare in self.command.renamed:
-            self.earlier = True
-            self._positional = self.command.renamed[bare] not in self.options
-            self.words += [] if self._positional else [f"--{self.command.renamed[bare]}"]
         elif dashes and bare in self.options:
             self.words.append(f"--{bare}")
         elif self.command.overrides and _OVERRIDE.fullmatch(word):
@@ -285,22 +241,13 @@ class _Prepared:
 
     def _pair(self, word: str, name: str, value: str, *, dashes: bool) -> None:
         key = name.replace("-", "_")
-        if key in self.command.renamed:
-            self.earlier = True
-            key = self.command.renamed[key]
-            if key not in self.options:
-                if not value:
-                    raise UserError(f"{name}= is empty: write the name after it")
-                self.words.append(value)
-                return
         if key in self.options and (dashes or not self.options[key].flag):
             self.words.append(f"--{key}={value}")
         elif name in self.options:
             self.words.append(f"--{name}={value}")
         elif dashes or not self.command.overrides:
             self.command.check_dashes(word)
-            said = self.command.meant(key, value) or self.command.near(name)
-            raise UserError(f"there is no option '{name}=': {said}")
+            raise UserError(f"there is no option '{name}=': {self.command.near(name)}")
         else:
             self.overrides.append(word)
 

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from attn_exp.commands.options import FOLDER, Arguments, Command, Option, Positional
 from attn_exp.core.errors import UserError
+from attn_exp.core.live_line import LiveLine
 from attn_exp.core.redaction import redacted
-from attn_exp.core.ticker import Ticker
+from attn_exp.core.text import and_text
 from attn_exp.core.values import names
 
 if TYPE_CHECKING:
-    from attn_exp.core.dispatch_table import Bucket, DispatchTable
+    from attn_exp.core.dispatch.table import Bucket, DispatchTable
 
 SKIPPED = 3
 TABLE = "table.json"
@@ -22,18 +23,17 @@ TABLE = "table.json"
 def run(given: Arguments) -> int:
     """Write the table and print what is in it; return the exit code."""
     from attn_exp.compare.picks import pick
-    from attn_exp.core.dispatch_table import write_table
+    from attn_exp.core.dispatch.table import write_table
     from attn_exp.results.read import read_folder, sweep_folders
 
     out = Path(given.get("out", TABLE))
     if out.is_dir():
         raise UserError(f"out={out} is a folder: write a file, out={out / TABLE}")
-    with Ticker() as ticker:
-        ticker.stage(f"reading {', '.join(given.words)}")
+    with LiveLine() as line:
+        line.show(f"reading {', '.join(given.words)}")
         sweeps = [read_folder(folder) for folder in sweep_folders(given.words, Path(given.get("folder", "multirun")))]
         made_by = redacted(shlex.join(("attn-exp", "pick", *given.command)))
         picked = pick(sweeps, backends=given.get("backends", ()), where=given.get("where"), made_by=made_by)
-        ticker.stage("predicting left-out shapes")
         lines = summary(picked.table)
         write_table(picked.table, out)
     print("\n".join(lines))
@@ -47,25 +47,16 @@ def run(given: Arguments) -> int:
 
 
 def summary(table: "DispatchTable") -> list[str]:
-    """Return for each mode what is picked in how many shapes, and what picks between measured shapes are worth."""
-    from attn_exp.core.dispatch_choice import Chooser
-    from attn_exp.core.dispatch_table import MODES
+    """Return for each mode what is picked in how many shapes."""
+    from attn_exp.core.dispatch.table import MODES
 
-    chooser, facts = Chooser(table), table.fingerprint
+    facts = table.fingerprint
     lines = [f"dispatch table for {facts.get('gpu') or facts.get('cpu')}, torch {facts['torch']}"]
     for mode in MODES:
         own = [bucket for bucket in table.buckets if bucket.mode == mode]
         if not own:
             continue
         lines.append(f"{mode}, {_counted(len(own), 'shape')}: {_picks(own)}")
-        slower = chooser.left_out(mode)
-        if slower:
-            worst = 100 * (max(slower) - 1)
-            mean = 100 * (sum(slower) / len(slower) - 1)
-            lines.append(
-                f"  left out in turn, {_counted(len(slower), 'shape')} between others get a backend that is "
-                f"{mean:.1f} % slower than the best in the mean, {worst:.1f} % at most"
-            )
     return lines
 
 
@@ -74,13 +65,10 @@ def _counted(n: int, noun: str) -> str:
 
 
 def _picks(buckets: "list[Bucket]") -> str:
-    sure = Counter(bucket.pick for bucket in buckets if not bucket.undecided)
-    open_ = Counter(bucket.pick for bucket in buckets if bucket.undecided)
-    parts = [f"{label} in {count}" for label, count in sure.most_common()]
-    parts += [f"undecided in {open_.total()} ({', '.join(f'{label} {n}' for label, n in open_.most_common())})"] * bool(
-        open_
-    )
-    return ", ".join(parts)
+    sole = Counter(bucket.pick for bucket in buckets if not bucket.undecided)
+    ties = Counter(and_text(bucket.undecided) for bucket in buckets if bucket.undecided)
+    parts = [f"{label} in {count}" for label, count in sole.most_common()]
+    return ", ".join([*parts, *(f"{labels} tie in {count}" for labels, count in ties.most_common())])
 
 
 COMMAND = Command(
@@ -104,10 +92,10 @@ COMMAND = Command(
         example="attn-exp pick first",
     ),
     options=(
-        Option(name="out", value="FILE", help="the file to write", default=TABLE, complete="files"),
+        Option(name="out", value="FILE", help="the file to write", default=TABLE),
         Option(
             name="backends", value="NAME,...", help="the backends that may be picked", read=names,
-            default="all that a model can call", complete="backends",
+            default="all that a model can call",
         ),
         Option(name="where", value="EXPRESSION", help="which rows: where='causal and seq_len >= 4096'"),
         FOLDER,

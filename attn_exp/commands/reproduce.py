@@ -1,6 +1,7 @@
 """`attn-exp reproduce`: repeats published figures and says which hold."""
 
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,36 +15,24 @@ from attn_exp.core.values import names, truth
 
 if TYPE_CHECKING:
     from attn_exp.compare.sheet import Page
-    from attn_exp.reproduce.figures import Figure
     from attn_exp.reproduce.judged import Measured
-
-LINT = "lint"
-FOUND = 1
 
 
 def run(given: Arguments) -> int:
-    """Do what the arguments ask for: list, lint, or repeat figures; return the exit code."""
+    """Do what the arguments ask for: list, or repeat figures; return the exit code."""
     from attn_exp.reproduce import page
-    from attn_exp.reproduce.figures import choose, read_published
+    from attn_exp.reproduce.figures import choose, read_published, runs
     from attn_exp.reproduce.judged import judge
-    from attn_exp.reproduce.runs import command, runs
 
-    figures = read_published(_folder_of_figures(given))
+    own = given.get("published")
+    figures = read_published(Path(own) if own else None)
     name = given.words[0] if given.words else ""
     form = given.get("format")
     if form is not None and form not in FORMATS:
         raise UserError(f"format={form} is none of {', '.join(FORMATS)}")
-    _check_together(given, name)
-    if name in ("", LINT):
-        chosen = page.filtered(figures, given.get("where")) if given.get("where") else figures
-        if name == "":
-            _print(page.sources_page(chosen), form)
-            return 0
-        from attn_exp.reproduce.lint import lint
-
-        findings = lint(chosen)
-        _print(page.findings_page(findings, len(chosen)), form)
-        return FOUND if findings else 0
+    if not name:
+        _print(page.sources_page(page.filtered(figures, given.get("where")) if given.get("where") else figures), form)
+        return 0
     chosen = choose(figures, name)
     if given.get("where"):
         chosen = page.filtered(chosen, given.get("where"))
@@ -57,27 +46,11 @@ def run(given: Arguments) -> int:
     more = [*given.overrides, *([f"folder={home}/${{sweep}}"] if given.get("folder") else [])]
     needed = runs(chosen, more, sweep)
     if given.get("dry_run"):
-        print("\n".join(command(arguments) for arguments in needed))
+        print("\n".join(shlex.join(["attn-exp", "run", *arguments]) for arguments in needed))
         return 0
     measured = _run(needed, flags, sweep, home)
     _print(page.judged_page(judge(chosen, measured)), form)
     return 0
-
-
-def _folder_of_figures(given: Arguments) -> Path | None:
-    return Path(given.get("published")) if given.get("published") else None
-
-
-def _check_together(given: Arguments, name: str) -> None:
-    """Raise UserError for options that mean nothing with what was asked for."""
-    measures = name not in ("", LINT) and not given.get("sweep")
-    if given.overrides and not measures:
-        what = "sweep= reads records" if given.get("sweep") else "without a figure nothing is measured"
-        raise UserError(f"{given.overrides[0]} is for measuring, and {what}: leave it out")
-    if name in ("", LINT) and (given.get("sweep") or given.get("dry_run")):
-        raise UserError(
-            "sweep= and dry_run= are for figures: name a source or a figure, as attn-exp reproduce lists them"
-        )
 
 
 def _run(needed: Sequence[Sequence[str]], flags: Sequence[str], sweep: str, home: Path) -> "list[Measured]":
@@ -110,28 +83,19 @@ def _print(page: "Page", form: str | None) -> None:
     print(text_of(page, form, colour=colours(sys.stdout), width=terminal_width(sys.stdout)), flush=True)
 
 
-def names_of_figures() -> list[str]:
-    """Return what the TAB key offers: the sources, and their figures."""
-    from attn_exp.reproduce.figures import read_published
-
-    figures: list[Figure] = read_published()
-    return [LINT, *dict.fromkeys(one.source.name for one in figures), *(one.name for one in figures)]
-
-
 COMMAND = Command(
     name="reproduce",
-    usage="[NAME | lint] [where=EXPRESSION] [sweep=SWEEP] [dry_run=true] [KEY=VALUE ...]",
+    usage="[NAME] [where=EXPRESSION] [sweep=SWEEP] [dry_run=true] [KEY=VALUE ...]",
     about=(
         "Repeats figures that papers, vendors and issues published: measures their exact configurations, or takes "
         "records that exist, and prints figure, ours, the ratio with its interval, and a verdict. Without a name it "
-        "lists the sources; lint finds figures that are impossible or contradict each other."
+        "lists the sources."
     ),
     examples=(
         ("attn-exp reproduce", "the sources, and how their figures stand"),
         ("attn-exp reproduce cudnn_frontend_h200 dry_run=true", "the runs that are needed"),
         ('attn-exp reproduce cudnn_frontend_h200 where="dtype=bf16 and seq_len >= 8192"', "measure a part"),
         ("attn-exp reproduce cudnn_frontend_h200 sweep=results/h200/backends/published.csv", "from kept results"),
-        ("attn-exp reproduce lint", "what cannot be true"),
     ),
     positional=Positional(name="NAME", help="a source, or a figure as SOURCE/ID", most=1,
                           example="attn-exp reproduce cudnn_frontend_h200"),
@@ -139,18 +103,18 @@ COMMAND = Command(
         Option(name="where", value="EXPRESSION",
                help='which figures: where="causal and library=FA3 and status=not_run", in the language of compare; the '
                "fields are those of a case, and source, id, library, backend, gpu, pass, status, deterministic"),
-        Option(name="sweep", value="SWEEP", read=names, complete="sweeps",
+        Option(name="sweep", value="SWEEP", read=names,
                help="judge by sweeps that exist (names, paths, or a table.csv), and measure nothing"),
         Option(name="dry_run", value="true", read=truth, default="false", choices=("true", "false"),
                help="print the runs that are needed, and measure nothing"),
-        Option(name="published", value="FOLDER", complete="files", default="the package's own",
-               help="a folder of files of figures of your own, as docs/reproducing.md describes them"),
+        Option(name="published", value="FOLDER", default="the package's own",
+               help="a folder of files of figures of your own"),
         Option(name="format", value="FORMAT", choices=tuple(FORMATS), default="table", help=", ".join(FORMATS)),
         FOLDER,
         CONFIG_DIR,
     ),
     overrides=(("KEY=VALUE", "more overrides for the runs: device=cuda:1, stopping.budget_s=2, tracker=none"),),
-    exits=("0 done", "1 lint found something", "2 invalid command line"),
+    exits=("0 done", "2 invalid command line"),
     run=run,
 )  # fmt: skip
 main = COMMAND.main

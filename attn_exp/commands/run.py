@@ -6,19 +6,19 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attn_exp.config.overrides import overridden, renamed, repeated
-from attn_exp.core.errors import UserError
+from attn_exp.config.overrides import no_gpu, overridden, repeated
+from attn_exp.core.errors import UserError, brief
+from attn_exp.core.live_line import LiveLine
 from attn_exp.core.redaction import redacted
-from attn_exp.core.ticker import Ticker
-from attn_exp.core.troubles import with_code
-from attn_exp.core.version import __version__
+from attn_exp.core.text import printable
+from attn_exp.core.versions import __version__
 from attn_exp.run.worker import Worker
 
 if TYPE_CHECKING:
-    from attn_exp.core.record import Record
+    from attn_exp.core.record.record import Record
     from attn_exp.run.session import Session
 
-# What decides how a worker is started, or where: tasks of a launcher have workers of their own.
+# The keys that decide how or where a worker is started: tasks of a launcher have workers of their own.
 _WORKER_KEYS = ("isolation", "isolation.variables", "hydra/launcher")
 # With one of these nothing is measured, so no worker is started ahead.
 _NO_JOBS = ("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc")
@@ -27,23 +27,26 @@ _NO_JOBS = ("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info"
 def main(arguments: Sequence[str]) -> int:
     """Do what the arguments ask for; return 0, 2 after a mistake of the user's, or 130 after Ctrl-C.
 
-    It is 1 if `stop_on` ended the sweep, and if the one case that was asked for has no result that is final.
+    It is 1 if `stop_on` ended the sweep, if no job has a number and one was not unsupported, and if the one case that
+    was asked for has no result that is final.
     """
     # argparse wants flags before or after the overrides, not among them; people type them anywhere.
     arguments = sorted(arguments, key=lambda argument: argument not in ("-m", "--multirun"))
-    arguments, hints = renamed(arguments)
-    hints += repeated(arguments)
     if "--version" in arguments:
         print(f"attn_exp {__version__}")
         return 0
+    # Before hours are measured with the wrong one.
+    for hint in repeated(arguments):
+        _tell(hint)
     try:
-        code = _run(arguments)
+        return _run(arguments)
     except KeyboardInterrupt:
         return 130
-    # Not about a command that has to be typed differently anyway.
-    for hint in hints if code != 2 else ():
-        print(hint, file=sys.stderr)
-    return code
+
+
+def _tell(hint: str) -> None:
+    """Print a hint, which repeats what was typed: passwords in URIs, endless words and line breaks, too."""
+    print(printable(brief(redacted(hint))), file=sys.stderr, flush=True)
 
 
 def _run(arguments: list[str]) -> int:
@@ -53,30 +56,27 @@ def _run(arguments: list[str]) -> int:
             session.status = "FAILED"
     # A sweep has its other jobs; a single case that is lost leaves nothing.
     single = session.progress.total == 1 and not {"-m", "--multirun"} & set(arguments)
-    return code or int(single and session.lost > 0)
+    return code or int(session.no_number or session.not_stored or (single and session.lost > 0))
 
 
 def run_sweep(arguments: list[str], each: "Callable[[Record, Path], None]") -> "Path | None":
     """Run a sweep for a Python program, and return its folder; None if there is none, as in a dry run.
 
     Args:
-        arguments: as on the command line.
+        arguments: the words of the command line.
         each: called with the record of each job that has ended, and the job's folder.
 
     Raises:
         UserError: a mistake in the arguments; on the command line its message is the last line.
     """
-    from attn_exp.config.aside import hydra_aside
     from attn_exp.config.compose import new_sweep_name
     from attn_exp.config.hydra_main import hydra_main
+    from attn_exp.config.overrides import hydra_aside
     from attn_exp.sweep.task_function import SessionTask
 
-    arguments, hints = renamed(arguments)
-    for hint in hints:
-        print(hint, file=sys.stderr)
     with hydra_aside(), _session(arguments, each) as session:
         try:
-            hydra_main(arguments, SessionTask(session), new_sweep_name())
+            hydra_main(arguments, SessionTask(session), new_sweep_name(arguments=arguments))
         except SystemExit as stopped:
             session.status = "FAILED"
             if isinstance(stopped.code, UserError):
@@ -90,13 +90,15 @@ def _session(arguments: list[str], each: "Callable[[Record, Path], None] | None"
     worker = Worker(reuse=True, timeout_s=None)
     if not overridden(arguments, *_NO_JOBS, "dry_run", "rival", *_WORKER_KEYS):
         start_ahead(worker)
-    ticker = Ticker(quiet="quiet=true" in arguments, at_once=True)
+    if not overridden(arguments, *_NO_JOBS, "device", "quiet") and no_gpu(arguments):
+        print("No GPU found: measuring the CPU", file=sys.stderr, flush=True)
+    line = LiveLine(quiet="quiet=true" in arguments)
     if not overridden(arguments, *_NO_JOBS):
-        ticker.stage("composing the jobs", brief=True)
+        line.show("composing the jobs")
     from attn_exp.commands.worker import run_here
     from attn_exp.run.session import Session
 
-    session = Session(arguments, worker, run_here, ticker, each)
+    session = Session(arguments, worker, run_here, line, each)
     try:
         yield session
     except KeyboardInterrupt:
@@ -120,14 +122,14 @@ def _measure(arguments: list[str], session: "Session") -> int:
     from attn_exp.sweep.task_function import SessionTask
 
     try:
-        hydra_main(arguments, SessionTask(session), new_sweep_name())
+        hydra_main(arguments, SessionTask(session), new_sweep_name(arguments=arguments))
     except UserError as error:
-        session.progress.end()
-        print(f"attn-exp: {with_code(redacted(str(error)))}", file=sys.stderr)
+        session.progress.line.close()
+        print(f"attn-exp: {redacted(str(error))}", file=sys.stderr)
         return 2
     except SystemExit as stopped:
-        session.progress.end()
+        session.progress.line.close()
         if isinstance(stopped.code, UserError):
-            print(f"attn-exp: {with_code(redacted(str(stopped.code)))}", file=sys.stderr)
+            print(f"attn-exp: {redacted(str(stopped.code))}", file=sys.stderr)
         return stopped.code if isinstance(stopped.code, int) else 2
     return 0

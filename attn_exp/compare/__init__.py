@@ -3,5 +3,9 @@
 # Here, and not in `choice.py`, since `attn-exp compare --help` shows them and imports nothing else for it.
 # The default margin: the difference that verdict `equivalent` rules out.
 MARGIN = 0.03
+# The forms in which the table of an answer may show a time.
+SHOWN = ("auto", "tflops", "us", "gb/s")
+# The reactions of a gate to differences that intervals leave open.
+UNDECIDED = ("fail", "warn", "pass")
 # The formats of a report, and the ending of a file in each.
 FORMATS = {"table": ".txt", "markdown": ".md", "csv": ".csv", "json": ".json", "latex": ".tex", "html": ".html"}

@@ -11,26 +11,27 @@ from attn_exp.compare.changes import VERDICTS, Changes, compare_sweeps
 from attn_exp.compare.choice import Choice, check_ways
 from attn_exp.compare.comparison import Comparison
 from attn_exp.compare.history import History, compare_history
-from attn_exp.compare.published import Published, compare_published
 from attn_exp.compare.ratio import Spreads
 from attn_exp.compare.rivals import Rivals, compare_rivals
 from attn_exp.compare.settled import Settlements
-from attn_exp.compare.where import chosen
+from attn_exp.core.case.filter import Filter, typed_lists
 from attn_exp.core.errors import UserError
-from attn_exp.core.paired_test import MARGIN_FLOOR
+from attn_exp.core.stats.paired import MARGIN_FLOOR
 from attn_exp.results.calibration import device_key, margin_for
 from attn_exp.results.cell import Cell, cells_of, metric_of
 from attn_exp.results.duels import read_duels
-from attn_exp.results.fields import distinct, fields, getter, sortable
+from attn_exp.results.fields import FIELDS, distinct, fields, getter, sortable
 from attn_exp.results.read import Sweep, read_folder, sweep_folders
 from attn_exp.results.result import Result, by_options, by_source
+from attn_exp.results.there import sweeps_in
 
 # Values of a row that are not fields of its cell.
+# The word for the sweep before.
+LAST = "last"
 _OWN: dict[type, dict[str, Callable[[Any], Any]]] = {
     Rivals: {"gain": lambda row: row.gain.value if row.gain else None},
     Changes: {"verdict": lambda row: VERDICTS.index(row.verdict), "change": lambda row: row.change},
     History: {"change": lambda row: row.change, "scatter": lambda row: row.scatter},
-    Published: {"ratio": lambda row: row.ratio},
 }
 
 
@@ -40,7 +41,7 @@ def sorted_rows(comparison: Comparison, word: str) -> Comparison:
     Raises:
         UserError: there is no such field.
     """
-    assert isinstance(comparison, (Rivals, Changes, History, Published))
+    assert isinstance(comparison, (Rivals, Changes, History))
     name, down = word.removeprefix("-"), word.startswith("-")
     own = _OWN[type(comparison)]
     rows: tuple[Any, ...] = comparison.rows
@@ -85,14 +86,8 @@ def compare_read(choice: Choice, sweeps: Sequence[Sweep], against: Sequence[Swee
     old, new = together[: len(against)], together[len(against) :]
     cells_old = [cell for cells in chosen_cells[: len(against)] for cell in cells]
     cells_new = [cell for cells in chosen_cells[len(against) :] for cell in cells]
-    if choice.published:
-        if not metric.name.endswith("time_us"):
-            raise UserError(
-                f"published figures are compared by time: remove metric={metric}, or use metric=kernel_time_us"
-            )
-        comparison: Comparison = compare_published(new, cells_new, Path(choice.published))
-    elif choice.history:
-        comparison = compare_history(new, chosen_cells, metric, spreads, anyway=choice.anyway)
+    if choice.history:
+        comparison: Comparison = compare_history(new, chosen_cells, metric, spreads, anyway=choice.anyway)
     elif against:
         margin = choice.margin or choice.fail_if_slower or MARGIN
         comparison = compare_sweeps(
@@ -114,27 +109,11 @@ def compare_read(choice: Choice, sweeps: Sequence[Sweep], against: Sequence[Swee
             spreads,
             baseline=choice.baseline,
             by=choice.by,
+            show=choice.show,
             notes=_basis(spreads, results),
             duels_of=lambda: Settlements(read_duels(homes(new))),
         )
     return sorted_rows(comparison, choice.sort) if choice.sort else comparison
-
-
-def history_of(choice: Choice, sweeps: Sequence[Sweep]) -> History:
-    """Return the history of all sweeps of a folder, also of one or two.
-
-    What cannot be compared, as of several GPUs, has series of its own.
-
-    Raises:
-        UserError: the choice cannot be carried out; the message says what to type.
-    """
-    together = labelled([sweep for sweep in sweeps if sweep.results], pairs=True)
-    results = results_of(together)
-    metric, spreads = metric_of(choice.metric, results), spreads_for(results, choice.spread)
-    cells = _filtered([cells_of(sweep.results, metric) for sweep in together], choice.where, pairs=False)
-    history = compare_history(together, cells, metric, spreads, least=1, apart=True)
-    lost = (sentence for sweep in sweeps if not sweep.results for sentence in sweep.broken)
-    return replace(history, broken=(*history.broken, *lost))
 
 
 def read_sweeps(choice: Choice, words: Sequence[str]) -> list[Sweep]:
@@ -148,6 +127,41 @@ def read_sweeps(choice: Choice, words: Sequence[str]) -> list[Sweep]:
 
         return read_store(choice.uri, choice.mlflow_experiment, words)
     return [read_folder(folder) for folder in sweep_folders(words, Path(choice.folder), baselines=True)]
+
+
+def read_against(choice: Choice, sweeps: Sequence[Sweep]) -> list[Sweep]:
+    """Return the earlier sweeps or baselines to compare with; `last` is the sweep before the compared ones.
+
+    Raises:
+        UserError: there is no such sweep, or it has no records.
+    """
+    home = Path(choice.folder)
+    if choice.against != (LAST,) or choice.uri is not None or (home / LAST).exists():
+        return read_sweeps(choice, choice.against)
+    ordered = [str(folder) for folder in sweeps_in(home)]
+    before = ordered[: min((ordered.index(one.place) for one in sweeps if one.place in ordered), default=0)]
+    if not before:
+        raise UserError(f"against={LAST} is the sweep before in {home}, and there is none: name one")
+    return [read_folder(Path(before[-1]))]
+
+
+def chosen(cells: Sequence[Cell], expression: str) -> list[Cell]:
+    """Return the cells for which the expression holds.
+
+    Raises:
+        UserError: the expression is invalid, names an unknown field, or holds for no cell.
+    """
+    known = fields(cells)
+
+    def values(name: str) -> list[Any]:
+        return [value for value in distinct(map(typed_lists(known[name]), cells)) if value is not None]
+
+    filter_ = Filter(expression, known, values, FIELDS)
+    test = filter_.test()
+    kept = [cell for cell in cells if test(cell)]
+    if not kept:
+        raise UserError(f"{filter_.shown} matches none of the {len(cells)} cells: relax it")
+    return kept
 
 
 def labelled(sweeps: Sequence[Sweep], *, pairs: bool = False) -> list[Sweep]:

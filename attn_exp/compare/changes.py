@@ -12,22 +12,23 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from attn_exp.compare.comparison import Comparison, case_order, summarize_sweep
-from attn_exp.compare.duel_command import Duel, duels
 from attn_exp.compare.environment import Difference, Session, differences, session
-from attn_exp.compare.join import Pair, comparable_groups, joined, nothing_in_common
+from attn_exp.compare.join import Pair, joined, nothing_in_common
 from attn_exp.compare.page_parts import case_part, case_values
-from attn_exp.compare.ranking import doubt_about, doubt_notes
 from attn_exp.compare.ratio import Spreads, gain, uncertainty
 from attn_exp.compare.sheet import Column, Sheet, Tone, interval
 from attn_exp.core.errors import UserError
-from attn_exp.core.flags import flag_marks
-from attn_exp.core.multiple_tests import LEVEL, benjamini_hochberg
+from attn_exp.core.record.flags import flag_marks
+from attn_exp.core.stats.multiple import LEVEL, benjamini_hochberg
 from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.read import Sweep
 
 Verdict = Literal["lost", "slower", "faster", "fixed", "undecided", "gone", "new", "failed", "equivalent"]
 # In the order of a report.
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+# A machine that moves its own times by more than this, as seen, tells nothing; a larger change is one.
+_MOST_SCATTER = 0.25
+_LARGEST_LOG = 700.0
 _TONES: dict[Verdict, Tone] = {"lost": "bad", "slower": "bad", "faster": "good", "fixed": "good", "undecided": "open"}
 
 
@@ -35,7 +36,7 @@ _TONES: dict[Verdict, Tone] = {"lost": "bad", "slower": "bad", "faster": "good",
 class Change:
     """One cell in the old and the new sweep; either may lack it.
 
-    `change` is the new value over the old one minus 1, corrected for the session; `low` and `high` bound its 95 %
+    `change` is the new value over the old one minus 1, corrected for the session. `low` and `high` bound its 95 %
     interval, and `spread` is the part of the interval that is not the cells' own. `p` is two-sided and adjusted for the
     number of cells. All are None unless both sweeps have a value.
     """
@@ -93,8 +94,8 @@ def session_notes(rows: Sequence[Change], metric: ChosenMetric) -> list[str]:
         )
     if without:
         notes.append(
-            f"{without} cells have no canary in both sweeps: their change and its interval include the "
-            "difference between the sessions"
+            f"the change of {without} cells includes the difference between the sessions: both sweeps need canaries "
+            "to divide it out"
         )
     return notes
 
@@ -114,11 +115,10 @@ def _cut(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Changes(Comparison):
-    """A sweep and an earlier one. Verdict `equivalent` rules out a difference of `margin`; `duels` decide the rest."""
+    """A sweep and an earlier one. Verdict `equivalent` rules out a difference of `margin`."""
 
     rows: tuple[Change, ...]
     margin: float
-    duels: tuple[Duel, ...]
     old: int
 
     @property
@@ -134,6 +134,12 @@ class Changes(Comparison):
             for row in self.rows
             if row.verdict == "lost" or (row.verdict == "slower" and _worse_by(row, self.metric) >= threshold)
         ]
+
+    def undecided(self, threshold: float) -> list[Change]:
+        """Return the cells that may take `threshold` more time, but not surely."""
+        sure = {id(row) for row in self.regressions(threshold)}
+        may = [row for row in self.rows if row.verdict in ("undecided", "slower") and id(row) not in sure]
+        return [row for row in may if _worst(row, self.metric) >= threshold]
 
     def sheet(self) -> Sheet:
         """Return a row for each cell: its verdict, both values and the change between them."""
@@ -235,7 +241,6 @@ def compare_sweeps(
         sweeps=tuple(summarize_sweep(sweep) for sweep in (*old, *new)),
         differences=unequal,
         notes=(
-            *doubt_notes(_doubts(rows, metric)),
             *notes,
             *refused_notes(unlike),
             *session_notes(rows, metric),
@@ -244,7 +249,6 @@ def compare_sweeps(
         broken=tuple(sentence for sweep in (*old, *new) for sentence in sweep.broken),
         rows=tuple(rows),
         margin=margin,
-        duels=_duels(rows),
         old=len(old),
     )
 
@@ -287,7 +291,8 @@ def _closed(cell: Change | _Open, metric: ChosenMetric, spreads: Spreads, scatte
         spread = max(spread, scatter)
     doubt = uncertainty(cell.new, cell.old, spread)
     log = cell.log if metric.kind.higher_is_better else -cell.log
-    bounds = (math.expm1(log), math.expm1(log - doubt.half), math.expm1(log + doubt.half))
+    # Of two rounds that differ wildly, the upper bound is beyond the largest float.
+    bounds = (math.expm1(log), math.expm1(log - doubt.half), math.expm1(min(log + doubt.half, _LARGEST_LOG)))
     return Change(cell.old, cell.new, "undecided", *bounds, spread, doubt.p_value(log), cell.session)
 
 
@@ -295,7 +300,7 @@ def _scatter(cells: Sequence[Change | _Open]) -> float:
     """Estimate from a CPU's cells themselves how much equal cells differ between sessions (95 %, robustly).
 
     Other programs move a CPU's times by more than any known bound, and each cell differently. A shift common to all
-    cells counts as well, unless canaries were divided out. The price is that a change of most cells goes undetected.
+    cells counts as well, unless canaries were divided out. A change of most cells beyond 25 % is found nevertheless.
     """
     logs = [cell.log for cell in cells if isinstance(cell, _Open) and cell.new.result.device == "cpu"]
     if not logs:
@@ -303,7 +308,8 @@ def _scatter(cells: Sequence[Change | _Open]) -> float:
     divided = all(cell.session is not None for cell in cells if isinstance(cell, _Open))
     middle = statistics.median(logs) if divided else 0.0
     # The median of |x| is 0.6745 standard deviations of a normal x.
-    return math.expm1(1.96 / 0.6745 * statistics.median(abs(log - middle) for log in logs))
+    found = math.expm1(1.96 / 0.6745 * statistics.median(abs(log - middle) for log in logs))
+    return min(found, _MOST_SCATTER)
 
 
 def _without_two_values(old: Cell | None, new: Cell | None) -> Verdict:
@@ -328,50 +334,31 @@ def _judged(rows: Sequence[Change], metric: ChosenMetric, margin: float) -> list
             judged.append(row)
             continue
         p = next(adjusted)
-        if any(doubt_about(cell, metric) for cell in (row.old, row.new) if cell):
-            judged.append(replace(row, p=p))
-            continue
         better = (row.change > 0) == metric.kind.higher_is_better
         verdict: Verdict = "undecided"
         if p <= LEVEL and (row.low > 0 or row.high < 0):
             verdict = "faster" if better else "slower"
-        elif max(abs(math.log1p(row.low)), abs(math.log1p(row.high))) <= math.log1p(margin):
+        elif row.low > -1 and max(abs(math.log1p(row.low)), abs(math.log1p(row.high))) <= math.log1p(margin):
             verdict = "equivalent"
         judged.append(replace(row, verdict=verdict, p=p))
     return judged
 
 
-def _doubts(rows: Sequence[Change], metric: ChosenMetric) -> list[str]:
-    """Return of each cell with two values why either of them decides nothing; empty if both do."""
-    both = [(row.old, row.new) for row in rows if row.old and row.new and row.change is not None]
-    return [doubt_about(new, metric) or doubt_about(old, metric) for old, new in both]
-
-
 def _worse_by(row: Change, metric: ChosenMetric) -> float:
     """Return the new cell's additional time as a share of the old one, also if the metric is a rate."""
-    if row.change is None:
-        return 0.0
-    return 1 / (1 + row.change) - 1 if metric.kind.higher_is_better else row.change
+    return 0.0 if row.change is None else _slower(row.change, metric)
 
 
-def _duels(rows: Sequence[Change]) -> tuple[Duel, ...]:
-    """Return a duel for each undecided cell, against an unchanged backend of its case if there is one.
+def _worst(row: Change, metric: ChosenMetric) -> float:
+    """Return the upper bound of that; infinite without an interval."""
+    bound = row.low if metric.kind.higher_is_better else row.high
+    return math.inf if bound is None else _slower(bound, metric)
 
-    Old and new cannot run side by side. But a duel's result does not depend on the session, so the same duel in both
-    environments shows which of the two backends changed.
-    """
-    verdicts = {id(row.new): row.verdict for row in rows if row.new is not None}
-    pairs = []
-    for group in comparable_groups([row.new for row in rows if row.new is not None]):
-        rivals = [cell for cell in group if cell.value is not None]
-        for cell in rivals:
-            if verdicts[id(cell)] == "undecided":
-                others = sorted(
-                    (other for other in rivals if other.result.key != cell.result.key),
-                    key=lambda other: (verdicts[id(other)] != "equivalent", other.value),
-                )
-                pairs.append((cell, others[0] if others else cell))
-    return duels(pairs)
+
+def _slower(change: float, metric: ChosenMetric) -> float:
+    if not metric.kind.higher_is_better:
+        return change
+    return 1 / (1 + change) - 1 if change > -1 else math.inf
 
 
 def _names(sweeps: Sequence[Sweep]) -> str:

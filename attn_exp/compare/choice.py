@@ -5,17 +5,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from attn_exp.compare import FORMATS
+from attn_exp.compare import FORMATS, SHOWN, UNDECIDED
 from attn_exp.core.errors import UserError, check_name, nearest
 from attn_exp.core.values import Reader, names, one_of, rows, share, text, truth
-
-# Earlier names of options.
-_EARLIER = {"experiment": "mlflow_experiment"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What to compare and how to show it: the options of `attn-exp compare`.
+    """The options of `attn-exp compare`: what to compare and how to show it.
 
     `fail_if_slower`, `margin` and `spread` are relative differences (0.03 is 3 %), `rows` the maximum number of rows.
     """
@@ -23,12 +20,12 @@ class Choice:
     sweep: tuple[str, ...] = ()
     against: tuple[str, ...] = ()
     history: bool = False
-    published: str | None = None
     baseline: str | None = None
     by: tuple[str, ...] = ()
     where: str | None = None
     sort: str | None = None
     metric: str = "time_us"
+    show: str = "auto"
     format: str | None = None
     out: str | None = None
     rows: int | None = None
@@ -36,6 +33,7 @@ class Choice:
     margin: float | None = None
     spread: float | None = None
     fail_if_slower: float | None = None
+    undecided: str = "warn"
     anyway: bool = False
     settle: bool = False
     save: str | None = None
@@ -52,20 +50,23 @@ READERS: dict[str, Reader] = {field.name: text for field in fields(Choice)} | {
     **dict.fromkeys(("margin", "spread", "fail_if_slower"), share),
     "rows": rows,
     "format": one_of(tuple(FORMATS)),
+    "show": one_of(SHOWN),
+    "undecided": one_of(UNDECIDED),
 }
 # The Python API has arguments of its own for these, or does not need them.
-_OF_THE_COMMAND = ("sweep", "against", "format", "out", "rows", "plots", "fail_if_slower", "settle", "save", "replace")
-
-# What a Python program writes in place of the command's options.
-_IN_PYTHON = {
-    "plots": "attn_exp.load(NAME).plot('heatmap').save(FOLDER) draws one",
-    "out": "attn_exp.load(NAME).report('report.html') writes a file",
-    "format": "attn_exp.load(NAME).report('report.md') writes a file, and compare(...).to_frame() has the rows",
-    "rows": "compare(...).to_frame().head(10) has the first rows",
-    "save": "attn_exp.load(NAME).save('main') keeps a baseline",
-    "replace": "attn_exp.load(NAME).save('main', replace=True) overwrites a baseline",
-    "settle": "compare(...).ties has the commands of the duels",
-}
+_OF_THE_COMMAND = (
+    "sweep",
+    "against",
+    "format",
+    "out",
+    "rows",
+    "plots",
+    "fail_if_slower",
+    "undecided",
+    "settle",
+    "save",
+    "replace",
+)
 
 
 def choice_for(sweeps: Sequence[str], given: Mapping[str, Any]) -> Choice:
@@ -77,8 +78,10 @@ def choice_for(sweeps: Sequence[str], given: Mapping[str, Any]) -> Choice:
     choice = Choice(**{**given, "sweep": tuple(sweeps)})
     if choice.fail_if_slower is not None and not choice.against:
         raise UserError("fail_if_slower= compares two sweeps: say which with against=NAME")
+    if choice.undecided != "warn" and choice.fail_if_slower is None:
+        raise UserError("undecided= is for a gate: add fail_if_slower=3%")
     check_ways(choice, against=bool(choice.against))
-    if choice.settle and (choice.against or choice.history or choice.published):
+    if choice.settle and (choice.against or choice.history):
         raise UserError(
             "settle=true measures backends of a sweep side by side on this machine: compare that sweep by itself"
         )
@@ -86,7 +89,7 @@ def choice_for(sweeps: Sequence[str], given: Mapping[str, Any]) -> Choice:
         raise UserError("replace=true overwrites a baseline: say which with save=NAME")
     if choice.save is not None:
         check_name("save", choice.save)
-        if choice.against or choice.history or choice.published or choice.uri:
+        if choice.against or choice.history or choice.uri:
             raise UserError("save= keeps one sweep of a folder as a baseline: compare that sweep by itself")
     return choice
 
@@ -98,12 +101,7 @@ def choice_from(keys: Mapping[str, Any]) -> Choice:
         UserError: there is no such option, or its value is invalid.
     """
     given: dict[str, Any] = {}
-    for word, value in keys.items():
-        key = _EARLIER.get(word, word)
-        if key == "fail_if_slower":
-            raise UserError("fail_if_slower= sets the command's exit code: call compare(...).regressions(0.03) instead")
-        if key in _IN_PYTHON:
-            raise UserError(f"{key}= is an option of the command: in Python, {_IN_PYTHON[key]}")
+    for key, value in keys.items():
         if key not in READERS or key in _OF_THE_COMMAND:
             known = [name for name in READERS if name not in _OF_THE_COMMAND]
             raise UserError(f"there is no key '{key}': {nearest(key, known)}the keys are {', '.join(known)}")
@@ -119,10 +117,10 @@ def choice_from(keys: Mapping[str, Any]) -> Choice:
 
 def check_ways(choice: Choice, *, against: bool) -> None:
     """Raise UserError if a choice requests two comparisons at once, or options without effect."""
-    ways = ["against"] * against + [name for name in ("history", "published") if getattr(choice, name)]
+    ways = ["against"] * against + ["history"] * choice.history
     if len(ways) > 1:
         raise UserError(f"{' and '.join(ways)} are different comparisons: leave one out")
-    unused = {"history": ("baseline", "by"), "against": ("baseline", "by"), "published": ("baseline", "by")}
+    unused = {"history": ("baseline", "by"), "against": ("baseline", "by")}
     for way in ways:
         for name in unused[way]:
             if getattr(choice, name):

@@ -1,4 +1,4 @@
-"""What comparisons of all kinds have in common: sweeps, metric, notes, and rows as a sheet."""
+"""The common base of all comparisons: sweeps, metric, notes, and rows as a sheet."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from attn_exp.compare.environment import Difference, environment_summary
 from attn_exp.compare.sheet import Sheet
-from attn_exp.core.case import PASSES, Case
-from attn_exp.core.case_fields import case_columns
+from attn_exp.core.case.case import PASSES, Case
+from attn_exp.core.case.fields import case_columns
 from attn_exp.core.frames import frame
 from attn_exp.core.text import FIRST_ROWS, html_table
 from attn_exp.results.cell import Cell, ChosenMetric

@@ -22,7 +22,7 @@ _STANDS_FOR = {
 class Session:
     """The difference between two sessions, according to the canaries that represent a cell.
 
-    `factor` is how many times longer the canaries took in the new session (geometric mean), `scatter` the largest
+    `factor` is how many times longer the canaries took in the new session (geometric mean). `scatter` is the largest
     relative deviation of a canary from it, 0 for a single one.
     """
 
@@ -34,7 +34,7 @@ class Session:
 def session(old: Result, new: Result, direction: str) -> Session | None:
     """Return the factor to divide a cell's new time by, or None if both sessions lack a suitable canary.
 
-    None on a CPU: there canaries last a few milliseconds once per worker, and were seen to move by 70 % while equal
+    None on a CPU, where canaries last a few milliseconds once per worker. They were seen to move by 70 % while equal
     cells moved by 12 % the other way. None also if the canaries of one kind disagree, since they do not measure the
     session.
     """
@@ -74,6 +74,7 @@ REFUSED = frozenset(
         "inputs",
         "gradients_enabled",
         "regime",
+        "accumulate",
     }
 )
 # CPU jobs measure the processor itself.
@@ -82,7 +83,7 @@ REFUSED_ON_CPU = REFUSED | {"cpu", "cpu_threads"}
 _NO_DIFFERENCE = frozenset({"event_floor_us", "event_quantum_us", "nvml"})
 # How many of a sweep's differing values a report lists.
 _SHOWN = 4
-_OF_MEASURING = ("timer", "regime", "seed")
+_OF_MEASURING = ("timer", "regime", "seed", "accumulate")
 
 
 @dataclass(frozen=True)
@@ -124,13 +125,6 @@ def differences(pairs: Iterable[tuple[Result, Result]]) -> tuple[Difference, ...
             values[known] = one, other
     listed = [Difference(key[0], *values[key], cells, key[3]) for key, cells in counts.items()]
     return tuple(sorted(listed, key=lambda one: (not one.refuses, one.name, str(one.old), str(one.new))))
-
-
-def comparable_key(result: Result) -> tuple[Any, ...]:
-    """Return what two results must have in common to be compared."""
-    known = facts(result)
-    names = REFUSED_ON_CPU if result.device == "cpu" else REFUSED
-    return (*(repr(known.get(name)) for name in sorted(names)), result.l2, result.method_version)
 
 
 def facts(result: Result) -> dict[str, Any]:

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from attn_exp.compare.comparison import Comparison, case_order, summarize_sweep
-from attn_exp.compare.environment import Difference, comparable_key, differences, session
+from attn_exp.compare.environment import Difference, differences, session
 from attn_exp.compare.join import latest, method_key
 from attn_exp.compare.page_parts import case_part, case_values
 from attn_exp.compare.ratio import Spreads
 from attn_exp.compare.sheet import Column, Sheet, Tone, written
 from attn_exp.core.errors import UserError
-from attn_exp.core.multiple_tests import LEVEL, benjamini_hochberg
 from attn_exp.core.source import short
-from attn_exp.core.student import student_t_p
+from attn_exp.core.stats.multiple import LEVEL, benjamini_hochberg
+from attn_exp.core.stats.student import student_t_p
 from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.read import Sweep
 
@@ -103,8 +103,8 @@ class Trend:
     """One cell over all sweeps in chronological order.
 
     `cells` has None where a sweep lacks the cell. `relative` is its value over the first, corrected for sessions.
-    `change` is the last of these minus 1, `per_sweep` the slope of a line fitted to their logarithms, `scatter` their
-    standard deviation around the levels between turns, that is, how much sessions differ.
+    `change` is the last of these minus 1, `per_sweep` the slope of a line fitted to their logarithms. `scatter` is
+    their standard deviation around the levels between turns, that is, how much sessions differ.
     """
 
     cells: tuple[Cell | None, ...]
@@ -213,23 +213,19 @@ def compare_history(
     spreads: Spreads,
     *,
     anyway: bool = False,
-    least: int = LEAST,
-    apart: bool = False,
 ) -> History:
     """Return the history of the selected cells of each sweep.
-
-    With `apart` what cannot be compared, as of several GPUs, has series of its own. `least` is the fewest sweeps.
 
     Raises:
         UserError: there are fewer than three sweeps, or their environments are incomparable and `anyway` is not set.
     """
-    if len(sweeps) < least:
+    if len(sweeps) < LEAST:
         raise UserError(
-            f"history=true needs {least} sweeps or more, not {len(sweeps)}: name them as A,B,C or 'nightly-*'"
+            f"history=true needs {LEAST} sweeps or more, not {len(sweeps)}: name them as A,B,C or 'nightly-*'"
         )
     order = sorted(range(len(sweeps)), key=lambda index: sweeps[index].when)
     ordered, by_sweep = [sweeps[index] for index in order], [latest(cells[index])[0] for index in order]
-    series = [cells for cells in _series(by_sweep, apart=apart) if _logs(cells, metric)]
+    series = [cells for cells in _series(by_sweep) if _logs(cells, metric)]
     if not series:
         raise UserError(f"no cell has a {metric} above zero in any of these sweeps: choose another metric=, or where=")
     steps = [_step(series, at) for at in range(1, len(ordered))]
@@ -253,7 +249,7 @@ def compare_history(
         for cells in series
         for one, other in itertools.pairwise([cell for cell in cells if cell and cell.value])
     ):
-        sentences.append("where both sweeps have canaries, the sessions' difference is divided out: docs/comparing.md")
+        sentences.append("where both sweeps have canaries, the sessions' difference is divided out")
     return History(
         metric=metric,
         sweeps=tuple(summarize_sweep(sweep) for sweep in ordered),
@@ -264,20 +260,14 @@ def compare_history(
     )
 
 
-def _series(by_sweep: Sequence[Sequence[Cell]], *, apart: bool) -> list[tuple[Cell | None, ...]]:
+def _series(by_sweep: Sequence[Sequence[Cell]]) -> list[tuple[Cell | None, ...]]:
     by_key: dict[Any, list[Cell | None]] = defaultdict(lambda: [None] * len(by_sweep))
-    # Of each cell the kind of machine that it had a value on last: a failed job may have none.
-    last: dict[Any, Any] = {}
     # Several sources of a backend in one sweep are series of their own.
     several = {label for cells in by_sweep for label in _several_sources(cells)}
     for index, cells in enumerate(by_sweep):
         for cell in cells:
-            name = str(cell.result.backend["name"])
-            source = short(cell.result.source) if name in several else ""
-            key = (cell.result.key, cell.direction, method_key(cell.result), source)
-            if apart and cell.value is not None:
-                last[key] = comparable_key(cell.result)
-            by_key[*key, last.get(key)][index] = cell
+            source = short(cell.result.source) if str(cell.result.backend["name"]) in several else ""
+            by_key[cell.result.key, cell.direction, method_key(cell.result), source][index] = cell
     return [tuple(cells) for cells in by_key.values() if any(cell and cell.value is not None for cell in cells)]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from attn_exp.compare.comparison import case_order
-from attn_exp.core.case_fields import case_columns
+from attn_exp.core.case.fields import case_columns
 from attn_exp.core.source import short
 from attn_exp.results.cell import Cell
 from attn_exp.results.fields import distinct
@@ -53,10 +53,24 @@ def comparable_groups(cells: Sequence[Cell]) -> list[list[Cell]]:
     return groups
 
 
+# Properties besides the case in which rows of one sweep may differ, by their names in `by=`. Such rows stay apart.
+WAYS: dict[str, Callable[[Result], str]] = {
+    "gpu": lambda result: result.device_name,
+    "device": lambda result: result.device,
+    "timer": lambda result: result.measuring.timer,
+    "regime": lambda result: result.measuring.regime,
+    "l2": lambda result: result.measuring.l2,
+    "inputs": lambda result: result.measuring.inputs,
+    "accumulate": lambda result: "true" if result.measuring.accumulate else "false",
+    "power_limit_w": lambda result: str(result.environment.get("power_limit_w")),
+    "method_version": lambda result: result.method_version,
+}
+
+
 def method_key(result: Result) -> tuple[Any, ...]:
     """Return how a result was measured, as far as different ways are not comparable."""
     way = result.measuring
-    return result.device, way.timer, way.regime, way.l2, way.inputs
+    return result.device, way.timer, way.regime, way.l2, way.inputs, way.accumulate
 
 
 def machine(result: Result) -> tuple[Any, ...] | None:
@@ -64,6 +78,12 @@ def machine(result: Result) -> tuple[Any, ...] | None:
     if result.status != "ok":
         return None
     return (result.device_name, result.environment.get("power_limit_w"), result.l2, result.method_version)
+
+
+def case_of(cell: Cell) -> tuple[Any, ...]:
+    """Return what identifies the case of a cell, whose passes are several groups."""
+    result = cell.result
+    return result.case, method_key(result), machine(result)
 
 
 Pair = tuple[Cell | None, Cell | None]
@@ -74,8 +94,8 @@ def joined(old: Sequence[Cell], new: Sequence[Cell]) -> list[Pair]:
     """Pair every cell of both sides with its counterpart, if there is one.
 
     Counterparts have the same case, backend with options, device and pass. Cells with the same measuring options on the
-    same kind of machine are paired first, of those the ones of the same source, then those with the same timer, then
-    what remains unambiguous. The comparison of environments decides afterwards whether a pair may be compared.
+    same kind of machine are paired first, and among them those of the same source. Cells with the same timer follow,
+    then all that remain unambiguous. The comparison of environments decides afterwards whether a pair may be compared.
     """
     waiting: dict[Any, list[Cell]] = defaultdict(list)
     for cell in latest(old)[0]:

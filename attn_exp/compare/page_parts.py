@@ -8,14 +8,13 @@ from operator import attrgetter
 from typing import Any
 
 from attn_exp.compare.comparison import Comparison
-from attn_exp.compare.duel_command import Duel
-from attn_exp.compare.sheet import Column, Page, Sheet, Tone, of_all, written
-from attn_exp.core.bitwise import yes_or_no
-from attn_exp.core.case import Case
-from attn_exp.core.case_fields import MASK_FIELDS, case_columns, with_mask
-from attn_exp.core.flags import FLAGS, flag_notes
-from attn_exp.core.metrics import METRICS, metric_named
+from attn_exp.compare.sheet import Column, Page, Sheet, Tone, written
+from attn_exp.core.case.case import Case
+from attn_exp.core.case.fields import MASK_FIELDS, SWITCHES, case_columns, with_mask
+from attn_exp.core.record.flags import FLAGS, flag_notes
+from attn_exp.core.record.metrics import metric_named
 from attn_exp.results.cell import Cell, ChosenMetric
+from attn_exp.results.duel_command import Duel
 from attn_exp.results.read import counted_of
 from attn_exp.results.result import Result
 
@@ -25,7 +24,7 @@ def detailed(page: Page, comparison: Comparison, cells: Sequence[Cell]) -> Page:
     results = list({id(cell.result): cell.result for cell in cells}.values())
     flags = [flag for result in results for flag in result.flags]
     sheets = [
-        *_flags(Counter(flags)), *_statuses(cells), *_same_bits(cells), *_power_and_memory(cells),
+        *_flags(Counter(flags)), *_statuses(cells), *_power_and_memory(cells),
         *_environments(comparison),
     ]  # fmt: skip
     redundant = [*flag_notes(flags), *reasons(cells), *differing_notes(comparison)]
@@ -66,44 +65,27 @@ def _failed(results: Sequence[Result]) -> list[str]:
 def _flags(counts: Counter[str]) -> list[Sheet]:
     if not counts:
         return []
-    columns = (Column("mark", "mark"), Column("flag", "flag"), Column("jobs", "jobs"), Column("says", "meaning"))
-    rows = [(*(FLAGS[name][:1] if name in FLAGS else ("",)), name, counts[name], FLAGS.get(name, ("", ""))[1])
-            for name in sorted(counts)]  # fmt: skip
+    columns = (Column("flag", "flag"), Column("jobs", "jobs"), Column("says", "meaning"))
+    rows = [(name, counts[name], FLAGS.get(name, ("", ""))[1]) for name in sorted(counts)]
     return [Sheet("flags", "flags", columns, tuple(rows))]
+
+
+_BAD: tuple[Tone, ...] = ("bad",)
 
 
 def _statuses(cells: Sequence[Cell]) -> list[Sheet]:
     results = {id(cell.result): cell.result for cell in cells}.values()
-    counts = Counter((result.status, result.label, result.reason or "") for result in results)
+    counts = Counter((one.status, one.label, one.reason or "") for one in results if one.status != "ok")
+    if not counts:
+        return []
     columns = (
         Column("status", "status"),
         Column("backend", "backend"),
         Column("jobs", "jobs"),
         Column("reason", "reason"),
     )
-    order = sorted(counts, key=lambda one: (one[0] == "ok", one))
-    rows = [(status, label, counts[status, label, reason], reason) for status, label, reason in order]
-    tones: list[Tone] = ["" if status == "ok" else "bad" for status, *_ in rows]
-    return [Sheet("statuses", "statuses", columns, tuple(rows), tuple(tones))]
-
-
-def _same_bits(cells: Sequence[Cell]) -> list[Sheet]:
-    """A row per backend and pass: whether results had the same bits, where that was measured."""
-    facts = [one for one in METRICS.values() if one.is_fact]
-    known: dict[tuple[str, str], dict[str, list[float]]] = {}
-    for cell in cells:
-        values = {one.name: cell.result.metrics.get(f"{cell.direction}/{one.name}") for one in facts}
-        for name, value in values.items():
-            if value is not None:
-                of_row = known.setdefault((cell.result.label, cell.direction), {})
-                of_row.setdefault(name, []).append(value)
-    columns = (
-        Column("backend", "backend"),
-        Column("pass", "pass"),
-        *(Column(one.name, one.name.replace("_", " ")) for one in facts),
-    )
-    rows = [(*place, *(_yes_in(known[place].get(one.name, ())) for one in facts)) for place in sorted(known)]
-    return [Sheet("same_bits", "same bits", columns, tuple(rows))] if rows else []
+    rows = [(status, label, counts[status, label, reason], reason) for status, label, reason in sorted(counts)]
+    return [Sheet("statuses", "jobs without a result", columns, tuple(rows), _BAD * len(rows))]
 
 
 # In a report each with its time, where any is known; elsewhere by `metric=` or `columns=`.
@@ -120,16 +102,15 @@ def _power_and_memory(cells: Sequence[Cell]) -> list[Sheet]:
     ]
     columns = (
         *(Column(name, name) for name in ("case", "pass", "backend")),
-        *(Column(name, metric_named(name).head, "figure") for name in _POWER_AND_MEMORY),
+        *(Column(name, metric_named(name).head.replace("bytes", "MiB"), "figure") for name in _POWER_AND_MEMORY),
     )
-    rows = [(cell.result.case.label(), cell.direction, cell.result.label, *values) for cell, values in known]
+    units = [2**20 if name.endswith("_bytes") else 1 for name in _POWER_AND_MEMORY]
+    rows = [
+        (cell.result.case.label(), cell.direction, cell.result.label)
+        + tuple(None if one is None else one / unit for one, unit in zip(values, units, strict=True))
+        for cell, values in known
+    ]
     return [Sheet("power_and_memory", "power and memory", columns, tuple(rows))] if rows else []
-
-
-def _yes_in(values: Sequence[float]) -> str:
-    """Return `yes`, `no`, or in how many of the cases it is yes; empty if none was measured."""
-    words = list(dict.fromkeys(map(yes_or_no, values)))
-    return "".join(words) if len(words) < 2 else f"yes in {of_all(int(sum(values)), len(values))}"
 
 
 def _environments(comparison: Comparison) -> list[Sheet]:
@@ -151,7 +132,6 @@ def _environments(comparison: Comparison) -> list[Sheet]:
 
 # If more fields of the case vary than this, tables show the case's label instead.
 _MOST_COLUMNS = 5
-_FLAGS = ("sink", "alibi")
 _SIZES = attrgetter(*case_columns())
 _NAMES = ("model", *case_columns(), "timer", "device")
 _LENGTHS = ("q_len", "kv_len")
@@ -165,7 +145,8 @@ def case_part(cells: Sequence[Cell]) -> tuple[Column, ...]:
     """
     varying = [name for name, values in _values_of(cells).items() if len(values) > 1]
     of_case = {"mask" if name in MASK_FIELDS else name for name in varying if name in case_columns()}
-    labelled = len(of_case) > _MOST_COLUMNS
+    # Lengths of packed sequences are hundreds of numbers.
+    labelled = len(of_case) > _MOST_COLUMNS or "lengths" in of_case
     shown = [name for name in varying if not (labelled and name in case_columns())]
     masked = with_mask({cell.result.case for cell in cells})
     if masked:
@@ -197,8 +178,8 @@ def case_part(cells: Sequence[Cell]) -> tuple[Column, ...]:
 def shared_values(cells: Sequence[Cell]) -> dict[str, Any]:
     """Return the values of model, case, timer and device that all cells share."""
     only = {name: next(iter(values.values())) for name, values in _values_of(cells).items() if len(values) == 1}
-    # A case without sinks or ALiBi is like one without a softcap.
-    return {name: value for name, value in only.items() if value is not None and (name not in _FLAGS or value)}
+    # A case without sinks, ALiBi or latents is like one without a softcap.
+    return {name: value for name, value in only.items() if value is not None and (name not in SWITCHES or value)}
 
 
 def _values_of(cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
@@ -289,16 +270,19 @@ def head_lines(comparison: Comparison) -> list[str]:
     ]
 
 
+# Values that go without saying; the device is named beside them.
+_DEFAULTS = {"align": ("bottom_right",), "layout": ("bhsd",), "timer": ("device", "cpu"), "device": ("cuda", "cpu")}
+
+
 def shared_line(shared: dict[str, Any]) -> str:
-    """Return what all rows share, in one line, under the names that one types."""
-    if shared.get("q_len") is not None and shared["q_len"] == shared.get("kv_len"):
-        names = {"q_len": "seq_len", "kv_len": ""}
-    else:
-        names = {}
+    """Return what all rows share, in one line, under the names that one types, without defaults."""
+    names = {name: name for name, value in shared.items() if value not in _DEFAULTS.get(name, ())}
+    for name, same in (("kv_len", "q_len"), ("kv_heads", "q_heads"), ("value_dim", "head_dim")):
+        if name in names and shared[name] == shared.get(same):
+            del names[name]
+            names |= {"q_len": "seq_len"} if same == "q_len" else {}
     return ", ".join(
-        f"{names.get(name, name)} {written(value, 'dtype' if name == 'dtype' else 'text')}"
-        for name, value in shared.items()
-        if names.get(name, name)
+        f"{typed} {written(shared[name], 'dtype' if name == 'dtype' else 'text')}" for name, typed in names.items()
     )
 
 

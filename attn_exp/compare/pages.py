@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from attn_exp.compare.again import opposing
 from attn_exp.compare.changes import Changes
 from attn_exp.compare.comparison import Comparison
 from attn_exp.compare.history import History, Trend
@@ -17,14 +16,12 @@ from attn_exp.compare.page_parts import (
     shared_line,
     shared_values,
 )
-from attn_exp.compare.published import Published
 from attn_exp.compare.rivals import Rivals
-from attn_exp.compare.sheet import Column, Headline, Page, Sheet, interval, of_all, written
-from attn_exp.compare.takeaway import Answer
-from attn_exp.core.flags import flag_notes
-from attn_exp.results.opinions import opinion_notes
+from attn_exp.compare.sheet import Column, Headline, Page, Sheet, of_all, written
+from attn_exp.core.record.flags import flag_notes
+from attn_exp.results.table import opinion_notes
 
-_FEWER = "a mean over fewer cases, as 3 of 12, does not compare with others: those left out may be the slow ones"
+_FEWER = "means over fewer cases may leave out the slow ones"
 
 
 def rivals_page(rivals: Rivals) -> Page:
@@ -33,16 +30,23 @@ def rivals_page(rivals: Rivals) -> Page:
     sheets = [
         rivals.sheet(),
         *_means_sheet(rivals),
-        *_answer_sheet(rivals.answer),
-        *_settled_sheet(rivals),
-        *duels_sheet(rivals.ties, "ties", "undecided; a duel would decide:"),
+        *duels_sheet(rivals.ties, "ties", "too close to call; a duel would decide:"),
     ]
     about = about_part(rivals) | {
         "kind": "rivals",
         "baseline": rivals.baseline,
         "by": list(rivals.by),
         "shared": shared,
-        "answer_text": rivals.answer.lines(most=None),
+        "answer": [
+            {
+                "case": one.group[0].cell.result.case.label(),
+                "pass": one.direction,
+                "fastest": [row.label for row in one.rows],
+                "too_close_to_call": one.tied,
+            }
+            for one in rivals.answer.won
+        ],
+        "answer_text": rivals.answer.lines(),
     }
     notes = [
         *rivals.notes,
@@ -52,21 +56,30 @@ def rivals_page(rivals: Rivals) -> Page:
         *opinion_notes(row.cell.result for row in rivals.rows),
         *reasons([row.cell for row in rivals.rows]),
     ]
-    found = rivals.answer
-    cautions = (" ".join(one.lines()) for one in found.cautions)
-    headline = Headline(tuple(found.said()), tuple(filter(None, [found.warning, *cautions])), *found.next_step())
-    lines = (*found.lines(), *head_lines(rivals), *_pooled(rivals), shared_line(shared))
+    headline = _headline(rivals)
+    lines = (*head_lines(rivals), *_pooled(rivals), shared_line(shared))
     return Page(about, lines, tuple(sheets), tuple(notes), headline=headline)
 
 
+def end_page(rivals: Rivals) -> Page:
+    """Return what a sweep prints at its end: the answer, what all jobs share, and why some have no number."""
+    cells = [row.cell for row in rivals.rows]
+    devices = sorted({cell.result.device_name for cell in cells} - {""})
+    lines = (", ".join(filter(None, [*devices, shared_line(shared_values(cells))])),)
+    notes = (*flag_notes(flag for cell in cells for flag in cell.flags), *reasons(cells))
+    return Page({}, lines, (), notes, headline=_headline(rivals))
+
+
+def _headline(rivals: Rivals) -> Headline:
+    return Headline(tuple(rivals.answer.headline()), (), *rivals.answer.next_step(), rivals.table)
+
+
 def _pooled(rivals: Rivals) -> list[str]:
-    """Return that records of several sweeps are ranked together, and what to type to compare one with another."""
+    """Return that records of several sweeps are ranked together."""
     if len(rivals.sweeps) < 2:
         return []
     count = sum(one.records for one in rivals.sweeps)
-    command = opposing(rivals.sweeps)
-    said = f"{count} records of {len(rivals.sweeps)} sweeps are pooled; against=SWEEP compares one with another"
-    return [f"{said}:", command] if command else [said]
+    return [f"{count} records of {len(rivals.sweeps)} sweeps are pooled; against=SWEEP compares one with another"]
 
 
 def _means_sheet(rivals: Rivals) -> list[Sheet]:
@@ -83,8 +96,7 @@ def _means_sheet(rivals: Rivals) -> list[Sheet]:
         Column("most", "most", "ratio"),
         Column("n", ""),
         Column("cases", ""),
-        Column("best", "surely best in"),
-        Column("left_out", "left out"),
+        Column("best", "best in"),
     )
     rows = [
         (
@@ -98,74 +110,15 @@ def _means_sheet(rivals: Rivals) -> list[Sheet]:
             mean.n,
             mean.cases,
             mean.best,
-            ", ".join(f"{count} {why}" for why, count in mean.left_out),
         )
         for mean in rivals.means
     ]
     return [Sheet("means", "geometric means", columns, tuple(rows))]
 
 
-def _answer_sheet(answer: Answer) -> list[Sheet]:
-    if not answer.rules:
-        return []
-    columns = (
-        Column("where", "where"),
-        Column("pick", "pick"),
-        Column("same_kernel", "same kernel"),
-        Column("ties", "too close to call"),
-        Column("times", "over the next", "ratio"),
-        Column("low", ""),
-        Column("high", ""),
-        Column("interval", "95 %", joined=interval("low", "high", instead=None)),
-        Column("over", "the next"),
-        Column("sure", "sure in", joined=lambda values: f"{values['wins']} of {values['n']}"),
-        Column("wins", ""),
-        Column("close", "too close in", spare=2),
-        Column("open", "open in", spare=2),
-        Column("n", ""),
-        Column("cases", ""),
-        Column("perhaps", "may be better", spare=1),
-    )
-    rows = [
-        (rule.where or "all", rule.label or "undecided", " ".join(rule.same), " ".join(rule.ties))
-        + (rule.ratio, rule.low, rule.high, None, rule.over or "")
-        + (None, rule.wins, rule.close, rule.open, rule.n, rule.cases, " ".join(rule.perhaps))
-        for rule in answer.rules
-    ]
-    return [Sheet("answer", "pick this", columns, tuple(rows))]
-
-
-def _settled_sheet(rivals: Rivals) -> list[Sheet]:
-    if not rivals.settled:
-        return []
-    columns = (
-        Column("case", "case"),
-        Column("pass", "pass"),
-        Column("a", ""),
-        Column("times", ""),
-        Column("low", ""),
-        Column("high", ""),
-        Column("b", ""),
-        Column("verdict", ""),
-        Column("said", "verdict"),
-        Column("duel", "duel", spare=1),
-    )
-    rows = [
-        (one.row.cell.result.case.label(), one.row.cell.direction, one.row.cell.result.label)
-        + (one.found.value, one.found.low, one.found.high, one.other.cell.result.label)
-        + ("equivalent" if one.found.equal else "faster", one.said, one.found.duel)
-        for one in rivals.settled
-    ]
-    return [Sheet("settled", "decided by duels", columns, tuple(rows))]
-
-
 def changes_page(changes: Changes) -> Page:
     """Return the page of changes: verdicts, the most urgent first, differences between environments, and duels."""
     shared = shared_values([row.cell for row in changes.rows])
-    sheets = [
-        changes.sheet(),
-        *duels_sheet(changes.duels, "duels", "undecided; to decide, run the same duel in both environments:"),
-    ]
     about = about_part(changes) | {
         "kind": "changes",
         "old_sweeps": changes.old,
@@ -183,8 +136,8 @@ def changes_page(changes: Changes) -> Page:
     ]
     counts = ", ".join(f"{count} {verdict}" for verdict, count in changes.counts.items())
     said = f"of {len(changes.rows)} cells: {counts}"
-    lines = [*head_lines(changes), shared_line(shared), said]
-    return Page(about, tuple(lines), tuple(sheets), tuple(notes), headline=Headline((said,)))
+    lines = [*head_lines(changes), shared_line(shared)]
+    return Page(about, tuple(lines), (changes.sheet(),), tuple(notes), headline=Headline((said,)))
 
 
 def history_page(history: History) -> Page:
@@ -200,7 +153,7 @@ def history_page(history: History) -> Page:
         lines = [f"{len(names)} sweeps, {names[0]} to {names[-1]}, {span}, {devices}"]
     turned = sum(bool(row.turns) for row in history.rows)
     said = f"of {len(history.rows)} cells: {turned} changed level"
-    lines += [shared_line(shared), said]
+    lines.append(shared_line(shared))
     return Page(about, tuple(lines), (history.sheet(),), tuple(notes), headline=Headline((said,)))
 
 
@@ -212,16 +165,6 @@ def _turn_note(row: Trend, names: Sequence[str]) -> str:
     return f"{row.cell.result.label} {row.cell.result.case.label()} {row.cell.direction} {', '.join(parts)}"
 
 
-def published_page(published: Published) -> Page:
-    """Return the page of our cells and the published figures of the same shape."""
-    shared = shared_values([row.cell for row in published.rows])
-    matched = len({id(row.figure) for row in published.rows})
-    about = about_part(published) | {"kind": "published", "figures": published.figures, "shared": shared}
-    said = f"{matched} of {published.figures} figures have a shape that was measured here"
-    lines = (*head_lines(published), shared_line(shared), said)
-    return Page(about, lines, (published.sheet(),), published.notes, headline=Headline((said,)))
-
-
 def page(comparison: Comparison) -> Page:
     """Return the page of a comparison of any kind."""
     if isinstance(comparison, Rivals):
@@ -230,8 +173,6 @@ def page(comparison: Comparison) -> Page:
         own = changes_page(comparison)
     elif isinstance(comparison, History):
         own = history_page(comparison)
-    elif isinstance(comparison, Published):
-        own = published_page(comparison)
     else:
         raise TypeError(f"there is no page for {type(comparison).__name__}")
     return detailed(own, comparison, [row.cell for row in comparison.rows])

@@ -1,7 +1,7 @@
 """Picks: the dispatch table of sweeps, a bucket for each measured shape with the fastest backend that a model can call.
 
-The ranking is that of every comparison; see ranking.py. What training takes is the sum of forward and backward where
-no `step` was measured.
+The ranking is that of every comparison; see ranking.py. The time of training is the sum of forward and backward if no
+`step` was measured.
 """
 
 import hashlib
@@ -11,26 +11,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from attn_exp.compare.answer import homes, labelled, results_of, spreads_for
-from attn_exp.compare.ranking import Ranking, by_group, leader, outcome
+from attn_exp.compare.answer import chosen, homes, labelled, results_of, spreads_for
+from attn_exp.compare.ranking import Ranking, by_group, is_tie, winners
 from attn_exp.compare.ratio import Spreads, ratio
 from attn_exp.compare.rivals import compare_rivals
 from attn_exp.compare.settled import Settlements
-from attn_exp.compare.where import chosen
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 from attn_exp.core.catalogue import about_backend, backend_options
-from attn_exp.core.dispatch_table import MODES, Bucket, DispatchTable, Margin, Mode, facts_of, inexpressible, normalised
+from attn_exp.core.dispatch.table import MODES, Bucket, DispatchTable, Margin, Mode, facts_of, inexpressible, normalised
 from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.files import read_whole
-from attn_exp.core.hardware import datasheet_peak
+from attn_exp.core.host.hardware import datasheet_peak
 from attn_exp.results.cell import Cell, ChosenMetric, cells_of
 from attn_exp.results.duels import read_duels
 from attn_exp.results.read import Sweep
 from attn_exp.results.result import Result
 
-# What SDPA chooses itself; a pick of it changes nothing.
-DEFAULT = "auto"
-# Where neither a ceiling was measured nor a datasheet is known: the rates only say where compute and memory balance.
+# Used if no ceiling was measured and no datasheet is known: the rates only say where compute and memory balance.
 _SOME_RATES = (1e12, 1e11)
 
 
@@ -140,10 +137,7 @@ def _training(results: Sequence[Result]) -> Iterator[Cell]:
         if "step" in sides:
             yield from cells_of([result], ChosenMetric("time_us", "step"))
         elif {"forward", "backward"} <= set(sides):
-            halves = cells_of([result], ChosenMetric("time_us"))
-            flags = {flag for cell in halves for flag in cell.flags}
-            whole = replace(result, pass_flags={**result.pass_flags, "step": tuple(sorted(flags))})
-            yield _sum(whole, halves)
+            yield _sum(result, cells_of([result], ChosenMetric("time_us")))
 
 
 def _sum(result: Result, halves: Sequence[Cell]) -> Cell:
@@ -162,40 +156,43 @@ def _sum(result: Result, halves: Sequence[Cell]) -> Cell:
 
 
 def _bucket(mode: Mode, group: Sequence[Ranking], metric: ChosenMetric, spreads: Spreads) -> Bucket | None:
-    """Return the bucket of the rows of one case; None if none has a time."""
-    first = leader(group, metric)
-    if first is None:
-        return None
-    best, undecided = first, tuple[str, ...]()
-    if outcome(group) in ("close", "open"):
-        among = [row for row in group if row is first or row.best or row.challenge is not None]
-        best = next((row for row in among if row.best and row.cell.result.backend["name"] == DEFAULT), first)
-        undecided = tuple(sorted(row.cell.result.label for row in among))
+    """Return the bucket of the rows of one case; None if none has a time. A tie goes to the least upper bound."""
     valued = [row for row in group if row.cell.value is not None]
+    if not valued:
+        return None
+    won = winners(group, metric) or valued
+    tied = is_tie(won)
+    best = min(won, key=_upper_bound) if tied else won[0]
     return Bucket(
         mode=mode,
-        case=normalised(first.cell.result.case),
-        pick=best.cell.result.label,
-        undecided=undecided,
-        margin=_margin(best, valued, metric, spreads),
-        times_us={row.cell.result.label: float(row.cell.value or 0.0) for row in valued},
-        halves={row.cell.result.label: row.cell.half for row in valued if row.cell.half is not None},
+        case=normalised(best.cell.result.case),
+        pick=best.label,
+        undecided=tuple(sorted(row.label for row in won)) if tied else (),
+        margin=_margin(best, won, valued, metric, spreads),
+        times_us={row.label: float(row.cell.value or 0.0) for row in valued},
+        halves={row.label: row.cell.half for row in valued if row.cell.half is not None},
         records={row.cell.result.job: _hash(row.cell.result) for row in valued},
     )
 
 
-def _margin(best: Ranking, rows: Sequence[Ranking], metric: ChosenMetric, spreads: Spreads) -> Margin | None:
-    """Return the lead over the next best that did not run the same kernel; what a duel decided counts."""
-    others = [row for row in rows if row is not best and row.cell.result.label not in best.same]
+def _upper_bound(row: Ranking) -> float:
+    return (row.cell.value or 0.0) * math.exp(row.cell.half or 0.0)
+
+
+def _margin(
+    best: Ranking, won: Sequence[Ranking], rows: Sequence[Ranking], metric: ChosenMetric, spreads: Spreads
+) -> Margin | None:
+    """Return the lead over the next best that is no winner; what a duel decided counts. None without one."""
+    winning = {row.label for row in won}
+    others = [row for row in rows if row.label not in winning]
     if not others:
         return None
     next_best = min(others, key=lambda row: row.cell.value or math.inf)
-    label = next_best.cell.result.label
-    if (duel := best.duels.get(label)) is not None:
-        return Margin(over=label, times=duel.value, low=duel.low, high=duel.high)
+    if (duel := best.duels.get(next_best.label)) is not None:
+        return Margin(over=next_best.label, times=duel.value, low=duel.low, high=duel.high)
     one, other = best.cell, next_best.cell
     found = ratio(one, other, metric, spreads.between_rows(one.result, other.result))
-    return None if found is None else Margin(over=label, times=found.value, low=found.low, high=found.high)
+    return None if found is None else Margin(over=next_best.label, times=found.value, low=found.low, high=found.high)
 
 
 def _once(buckets: Iterable[Bucket]) -> list[Bucket]:

@@ -9,8 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from attn_exp.core.interval import Uncertainty, combined
-from attn_exp.core.paired_test import MARGIN_FLOOR
+from attn_exp.core.stats.interval import Uncertainty, combined
+from attn_exp.core.stats.paired import MARGIN_FLOOR
 from attn_exp.results.calibration import device_key
 from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.result import Result
@@ -19,9 +19,11 @@ from attn_exp.results.result import Result
 POWER_CAPPED_SPREAD = 0.022
 # The largest difference among 32 cells above 50 us, measured by two programs minutes apart (results/h200/sdpa_sweep).
 SESSION_SPREAD = 0.022
-# Three sweeps of 36 equal cells, alternating on a 2-core CPU with other programs running: between sweeps half of the
-# cells differed by more than 2.3 to 5.4 %, of which 1.0 to 5.4 % was common to all cells.
+# Three sweeps of 36 equal cells alternated on a 2-core CPU with other programs running. Half of the cells differed by
+# more than 2.3 to 5.4 % between sweeps, of which 1.0 to 5.4 % was common to all cells.
 PROCESSOR_SPREAD = 0.05
+# Between sweeps, and between rows of one sweep while other programs keep the processors busy. A GPU's calls are timed
+# by the GPU, which a busy host does not disturb.
 PROCESSOR_SESSION_SPREAD = 0.10
 # Two H200s of one host measured the same call at 3.694 and 3.621 ms.
 OTHER_GPU_SPREAD = 0.02
@@ -66,6 +68,8 @@ class Spreads:
         margin = max(self.margin(one), self.margin(other))
         if "power_capped" in one.flags or "power_capped" in other.flags:
             margin = max(margin, POWER_CAPPED_SPREAD)
+        if one.device == "cpu" and ("busy_host" in one.flags or "busy_host" in other.flags):
+            margin = max(margin, PROCESSOR_SESSION_SPREAD)
         return math.hypot(margin, OTHER_GPU_SPREAD) if _other_gpu(one, other) else margin
 
     def between_sessions(self, one: Result, other: Result) -> float:
@@ -106,6 +110,11 @@ def ratio(cell: Cell, over: Cell, metric: ChosenMetric, spread: float) -> Ratio 
         return None
     doubt = uncertainty(cell, over, spread)
     return Ratio(math.exp(log), math.exp(log - doubt.half), math.exp(log + doubt.half), spread, doubt.p_value(log))
+
+
+def times_text(value: float) -> str:
+    """Return how many times with three digits: `1.59`."""
+    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
 
 
 def _other_gpu(one: Result, other: Result) -> bool:

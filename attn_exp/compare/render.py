@@ -9,11 +9,10 @@ from pathlib import Path
 import msgspec
 
 from attn_exp.compare import FORMATS
-from attn_exp.compare.sheet import Headline, Page, Picture, Sheet, Tone, commands_of
+from attn_exp.compare.sheet import MARK, Page, Picture, Sheet, Tone, commands_of
 from attn_exp.compare.web import html
 from attn_exp.core.errors import UserError
-from attn_exp.core.safe_text import csv_cell, markdown_text
-from attn_exp.core.text import WIDTH, filled, fitted, grid, printable
+from attn_exp.core.text import WIDTH, filled, fitted, grid, markdown_text, printable
 
 # A terminal shows the first few duel commands; files have all.
 _COMMANDS_SHOWN = 8
@@ -24,21 +23,29 @@ def clean(page: Page) -> Page:
     """Return the page with each sentence on one line and without control characters: records may contain anything."""
     sheets = tuple(replace(sheet, title=printable(sheet.title)) for sheet in page.sheets)
     own = page.headline
+    headline = replace(
+        own,
+        answer=tuple(map(printable, own.answer)),
+        warnings=tuple(map(printable, own.warnings)),
+        remains=printable(own.remains),
+    )
     return replace(
         page,
         lines=tuple(map(printable, page.lines)),
         notes=tuple(map(printable, page.notes)),
         sheets=sheets,
-        headline=Headline(
-            tuple(map(printable, own.answer)), tuple(map(printable, own.warnings)), printable(own.remains), own.command
-        ),
+        headline=headline,
         made_by=tuple(map(printable, page.made_by)),
     )
 
 
 def table(page: Page, *, width: int = WIDTH, colour: bool = False, limit: int | None = None) -> str:
     """Render a page in `width` columns, with at most `limit` rows of the first sheet, coloured if requested."""
-    parts = [_wrapped(page.lines, width)]
+    own = page.headline
+    parts = [_wrapped(own.answer, width)]
+    if own.table is not None:
+        parts.append(f"{_grid(own.table, width, colour, limit)}\n{filled(own.table.title, width)}")
+    parts += [_wrapped((own.remains, own.command), width), _wrapped(page.lines, width)]
     for sheet in page.sheets:
         title = [sheet.title] if sheet.title else []
         if _of_commands(sheet):
@@ -51,7 +58,12 @@ def table(page: Page, *, width: int = WIDTH, colour: bool = False, limit: int | 
 
 def markdown(page: Page, *, limit: int | None = None) -> str:
     """Render a page for a pull request: tables with all columns, notes as a list."""
-    parts = ["\n".join(f"{markdown_text(line)}  " for line in page.lines if line).rstrip()]
+    own = page.headline
+    parts = [_hard_lines(own.answer)]
+    if own.table is not None:
+        parts += [answer_markdown(own.table, limit), own.table.title.replace(f"{MARK} ", "bold: ")]
+    parts += [_hard_lines([own.remains]), f"```bash\n{own.command}\n```" if own.command else ""]
+    parts.append(_hard_lines(page.lines))
     for sheet in page.sheets:
         title = [f"**{markdown_text(sheet.title)}**", ""] if sheet.title else []
         if _of_commands(sheet):
@@ -66,6 +78,25 @@ def markdown(page: Page, *, limit: int | None = None) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
+def answer_markdown(table: Sheet, limit: int | None = None) -> str:
+    """Return the table of an answer as Markdown, winners in bold."""
+    rows = table.texts(limit)
+    bold = [{head: _bold(text) for head, text in row.items()} for row in rows]
+    return "\n".join([grid(bold, _filled(rows, _heads(table)), "pipe", _right(table)), *_more(table, rows, "\n")])
+
+
+def _right(sheet: Sheet) -> set[str]:
+    return {column.head for column in sheet.columns if column.form == "right"}
+
+
+def _bold(text: str) -> str:
+    return f"**{markdown_text(text.removeprefix(MARK))}**" if text.startswith(MARK) else markdown_text(text)
+
+
+def _hard_lines(lines: Sequence[str]) -> str:
+    return "\n".join(f"{markdown_text(line)}  " for line in lines if line).rstrip()
+
+
 def csv_text(page: Page, *, limit: int | None = None) -> str:
     """Return at most `limit` rows with all columns, fractions with six digits."""
     buffer = io.StringIO()
@@ -73,7 +104,7 @@ def csv_text(page: Page, *, limit: int | None = None) -> str:
     names = [column.name for column in page.sheets[0].columns if column.joined is None]
     writer = csv.DictWriter(buffer, names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: csv_cell(value) for name, value in row.items()} for row in rows)
+    writer.writerows(rows)
     return buffer.getvalue().rstrip("\n")
 
 
@@ -86,8 +117,9 @@ def json_text(page: Page, *, limit: int | None = None) -> str:
 
 def latex(page: Page, *, limit: int | None = None) -> str:
     """Render each sheet as a booktabs tabular for a paper, and the rest as comments."""
-    parts = ["\n".join(f"% {line}" for line in page.lines if line)]
-    for sheet in page.sheets:
+    own = page.headline
+    parts = ["\n".join(f"% {line}" for line in (*own.answer, *page.lines) if line)]
+    for sheet in (*([own.table] if own.table is not None else ()), *page.sheets):
         title = [f"% {sheet.title}"] if sheet.title else []
         if _of_commands(sheet):
             parts.append("\n".join([*title, *(f"% {line}" for line in _commands(sheet))]))
@@ -138,9 +170,9 @@ def text_of(
 
 
 def _grid(sheet: Sheet, width: int, colour: bool, limit: int | None) -> str:
-    rows = sheet.texts(limit if sheet.name == "rows" else None)
+    rows = sheet.texts(limit if sheet.name in ("rows", "answer") else None)
     spare = sorted((column for column in sheet.columns if column.spare and column.head), key=lambda one: -one.spare)
-    text, left_out = fitted(rows, _filled(rows, _heads(sheet)), [column.head for column in spare], width)
+    text, left_out = fitted(rows, _filled(rows, _heads(sheet)), [column.head for column in spare], width, _right(sheet))
     lines = text.splitlines()
     if colour and sheet.tones:
         # The lines are laid out without colours, which have no width.
@@ -148,7 +180,7 @@ def _grid(sheet: Sheet, width: int, colour: bool, limit: int | None) -> str:
         lines[head:] = [_coloured(line, tone) for line, tone in zip(lines[head:], sheet.tones, strict=False)]
     lines += _more(sheet, rows)
     if left_out:
-        lines.append(f"omitted to fit the width: {', '.join(left_out)}; format=csv has all")
+        lines.append(filled(f"omitted to fit the width: {', '.join(left_out)}", width))
     return "\n".join(lines)
 
 

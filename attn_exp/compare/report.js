@@ -32,10 +32,11 @@ for (const table of document.querySelectorAll("table.sortable")) {
       found += kept;
     }
     const first = found > most ? `, the first ${most} shown` : "";
-    count.textContent = (found === rows.length ? `${found} rows` : `${found} of ${rows.length} rows`) + first;
+    count.textContent = !filters ? "" : (found === rows.length ? `${found} rows` : `${found} of ${rows.length} rows`) + first;
     all.hidden = found <= most;
   };
-  const filters = table.tHead.insertRow();
+  // A few rows need no filter.
+  const filters = rows.length > 12 ? table.tHead.insertRow() : null;
   heads.forEach((head, index) => {
     const button = document.createElement("button");
     button.textContent = head.textContent;
@@ -59,6 +60,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
       show();
       for (const { row } of order) body.append(row);
     });
+    if (!filters) return;
     const input = document.createElement("input");
     input.type = "search";
     input.setAttribute("aria-label", `filter ${head.textContent}`);

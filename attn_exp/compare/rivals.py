@@ -1,39 +1,38 @@
 """Rank the backends of a sweep, case by case and pass by pass."""
 
 import math
-from collections import Counter, defaultdict
+import shlex
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from attn_exp.compare.again import again, comparing, settling
-from attn_exp.compare.comparison import Comparison, summarize_sweep
-from attn_exp.compare.duel_command import Duel, duels
-from attn_exp.compare.join import comparable_groups, latest
+from attn_exp.compare.answer_table import answer_table
+from attn_exp.compare.comparison import Comparison, SweepSummary, summarize_sweep
+from attn_exp.compare.fastest import Answer, answer_of
+from attn_exp.compare.join import WAYS, comparable_groups, latest
 from attn_exp.compare.page_parts import case_part, case_values, cell_values, value_columns
 from attn_exp.compare.ranking import (
     Ranking,
-    SettledPair,
     by_group,
-    doubt_notes,
     is_label,
+    is_tie,
     open_pair,
-    outcome,
     ranked,
-    settled_pairs,
+    winners,
 )
 from attn_exp.compare.ratio import Spreads, gain, geometric_mean
-from attn_exp.compare.rule import best
 from attn_exp.compare.settled import Settlements
-from attn_exp.compare.sheet import Column, Sheet, Tone, interval
-from attn_exp.compare.takeaway import Answer, answer_of
-from attn_exp.core.case import PASSES
+from attn_exp.compare.sheet import MARK, Column, Sheet, Tone, interval
+from attn_exp.core.case.case import PASSES
 from attn_exp.core.errors import UserError, nearest
-from attn_exp.core.flags import flag_marks
+from attn_exp.core.record.flags import flag_marks
 from attn_exp.results.cell import Cell, ChosenMetric
+from attn_exp.results.duel_command import Duel, duels
 from attn_exp.results.fields import fields, getter, sortable
 from attn_exp.results.read import Sweep
-from attn_exp.results.result import Result
+from attn_exp.results.store import sweep_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +40,7 @@ class Mean:
     """The geometric mean of one backend's gains in one pass, over the cases of one group (`by=`).
 
     `least` and `most` are the extremes and not an uncertainty: the cases are a choice, not a sample. `best` counts the
-    cases in which the backend is surely the best, as the answer does. `left_out` counts cases without a gain by
-    reason; `n` and these add up to all cases of the group.
+    cases that the backend alone wins, as the answer does, `n` those with a gain, and `cases` all of the group.
     """
 
     group: tuple[Any, ...]
@@ -53,15 +51,10 @@ class Mean:
     most: float | None
     n: int
     best: int
-    left_out: tuple[tuple[str, int], ...]
-
-    @property
-    def cases(self) -> int:
-        """All cases of the group."""
-        return self.n + sum(count for _, count in self.left_out)
+    cases: int
 
 
-def means(rows: Sequence[Ranking], labels: Sequence[str], by: Sequence[str], baseline: str | None) -> tuple[Mean, ...]:
+def means(rows: Sequence[Ranking], labels: Sequence[str], by: Sequence[str], metric: ChosenMetric) -> tuple[Mean, ...]:
     """Return the means over all cases, or over those of each combination of the fields in `by`.
 
     Raises:
@@ -75,15 +68,22 @@ def means(rows: Sequence[Ranking], labels: Sequence[str], by: Sequence[str], bas
     for row in rows:
         where = tuple(get(row.cell) for get in getters)
         groups[where, row.cell.direction][row.group].setdefault(row.cell.result.label, row)
-    sure = {index for cases in groups.values() for index, case in cases.items() if outcome([*case.values()]) == "sure"}
+    won = {
+        index: {row.label for row in best}
+        for cases in groups.values()
+        for index, case in cases.items()
+        if (best := winners([*case.values()], metric)) and not is_tie(best)
+    }
     every = [
-        _mean(where, direction, label, cases, baseline, sure)
+        _mean(where, direction, label, cases, won)
         for (where, direction), cases in groups.items()
         for label in labels
         if any(label in case for case in cases.values())
     ]
     # Means over fewer cases stand below the others.
-    every.sort(key=lambda mean: (*map(sortable, mean.group), PASSES.index(mean.direction), -mean.n, -_of(mean)))
+    every.sort(
+        key=lambda mean: (*map(sortable, mean.group), PASSES.index(mean.direction), -mean.n, -(mean.value or 0.0))
+    )
     return tuple(every)
 
 
@@ -92,76 +92,21 @@ def _mean(
     direction: str,
     label: str,
     cases: "dict[int, dict[str, Ranking]]",
-    baseline: str | None,
-    sure: set[int],
+    won: "dict[int, set[str]]",
 ) -> Mean:
-    logs, left_out, best = [], Counter[str](), 0
-    for index, case in cases.items():
-        row = case.get(label)
-        best += row is not None and row.best and index in sure
-        base = _base(case, baseline)
-        if row is not None and row.gain is not None and not row.doubt and not (base and base.doubt):
-            logs.append(math.log(row.gain.value))
-        else:
-            left_out[_why(row, base, baseline)] += 1
+    best = sum(label in won.get(index, ()) for index in cases)
+    gains = (row.gain for case in cases.values() if (row := case.get(label)) is not None)
+    logs = [math.log(gain.value) for gain in gains if gain is not None]
     value = geometric_mean(logs) if logs else None
     least, most = (math.exp(min(logs)), math.exp(max(logs))) if logs else (None, None)
-    return Mean(where, direction, label, value, least, most, len(logs), best, tuple(sorted(left_out.items())))
+    return Mean(where, direction, label, value, least, most, len(logs), best, len(cases))
 
 
-def _base(case: "dict[str, Ranking]", baseline: str | None) -> "Ranking | None":
-    return next((row for label, row in case.items() if is_label(label, baseline)), None) if baseline else None
-
-
-def _why(row: "Ranking | None", base: "Ranking | None", baseline: str | None) -> str:
-    if row is None:
-        return "not measured"
-    if row.cell.value is None:
-        return row.cell.result.status if row.cell.result.status != "ok" else "without this metric"
-    if row.doubt:
-        return row.doubt
-    if baseline is None:
-        return "the best is 0"
-    if base is None:
-        return f"{baseline} not measured"
-    if base.doubt:
-        return f"{baseline} {base.doubt}"
-    if base.cell.result.status == "ok":
-        return f"{baseline} is 0" if base.cell.value == 0 else f"{baseline} without this metric"
-    return f"{baseline} {base.cell.result.status}"
-
-
-def _of(mean: Mean) -> float:
-    return mean.value or 0.0
-
-
-# Properties in which rows of one sweep may differ, which separates them into groups.
-_UNLIKE: dict[str, Callable[[Result], str]] = {
-    "devices": lambda result: result.device_name,
-    "power limits": lambda result: str(result.environment.get("power_limit_w")),
-    "timers": lambda result: result.measuring.timer,
-    "regimes": lambda result: result.measuring.regime,
-    "kinds of inputs": lambda result: result.measuring.inputs,
-    "methods": lambda result: result.method_version,
-    "states of the L2 cache": lambda result: result.l2,
-}
-
-# Those of them that one sweep may vary, under the names that `by=` uses.
-_WAYS: dict[str, Callable[[Result], str]] = {
-    "device": lambda result: result.device,
-    "timer": _UNLIKE["timers"],
-    "regime": _UNLIKE["regimes"],
-    "l2": lambda result: result.measuring.l2,
-    "inputs": _UNLIKE["kinds of inputs"],
-}
-
-
-_STAR = "* best: {}, and every row too close to it to call"
-_OPEN, _DUEL = "no row of a case and pass is best where one in doubt (?) may be", ": a duel decides"
 _POWER = (
     "no duel decides this: its rivals take turns faster than energy is counted; longer passes narrow the intervals: "
     "stopping.min_rounds=200 stopping.max_rounds=200 stopping.budget_s=3"
 )
+_DUELS = "duels beside the sweep decided what intervals leave too close to call"
 _SAME = "same kernel: these backends ran one and the same kernel, so that they differ by noise (A/A)"
 
 
@@ -169,10 +114,8 @@ _SAME = "same kernel: these backends ran one and the same kernel, so that they d
 class Rivals(Comparison):
     """A sweep's backends, ranked.
 
-    `rows` are grouped by case and pass, cases in the order of their sizes. `ties` are, of each group that is not
-    decided, the two best that are too close to call, or the best and a row in doubt that may be better, with the duel
-    that would decide; those first in which most is at stake. `settled` are the pairs of which duels decided. `spreads`
-    are what equal rows were taken to differ by.
+    `rows` are grouped by case and pass, cases in the order of their sizes. `ties` are, of each group with a tie, the
+    two fastest, with the duel that would decide; those first in which most is at stake. `table` shows the answer.
     """
 
     baseline: str | None
@@ -180,9 +123,8 @@ class Rivals(Comparison):
     means: tuple[Mean, ...]
     by: tuple[str, ...]
     answer: Answer
+    table: Sheet
     ties: tuple[Duel, ...]
-    spreads: Spreads
-    settled: tuple[SettledPair, ...] = ()
 
     def sheet(self) -> Sheet:
         """Return a row for each cell: its value, and its gain over the baseline or the best."""
@@ -200,7 +142,6 @@ class Rivals(Comparison):
             Column("best", ""),
             # A narrow table omits intervals, but not why there is no value.
             Column("place", "best", joined=_best_or_status),
-            Column("doubt", ""),
             Column("same_kernel", "same kernel", spare=4),
             Column("flags", ""),
             Column("second_opinions", ""),
@@ -218,9 +159,8 @@ class Rivals(Comparison):
                 *cell_values(row.cell, self.metric),
                 *((row.gain.value, row.gain.low, row.gain.high) if row.gain else (None, None, None)),
                 None,
-                "*" if row.best else "?" if row.doubt else "",
+                MARK if row.best else "",
                 None,
-                row.doubt,
                 " ".join(row.same),
                 " ".join(row.cell.flags),
                 "; ".join(row.cell.result.second_opinions),
@@ -236,7 +176,7 @@ class Rivals(Comparison):
 
 
 def _best_or_status(values: dict[str, Any]) -> str:
-    """Return the mark of a row that is or may be the best, or the status of one without a result."""
+    """Return the mark of a row that is among the best, or the status of one without a result."""
     return str(values["best"] if values["status"] == "ok" else values["status"])
 
 
@@ -248,12 +188,13 @@ def compare_rivals(
     *,
     baseline: str | None = None,
     by: tuple[str, ...] = (),
+    show: str = "auto",
     notes: Sequence[str] = (),
     duels_of: Callable[[], Settlements] = Settlements,
 ) -> Rivals:
     """Rank the backends of one or several sweeps by the selected cells.
 
-    What these leave open by a time or rate, duels may have decided; `duels_of` reads them.
+    Duels may have decided differences in a time or rate that the cells leave open; `duels_of` reads them.
 
     Raises:
         UserError: there is no such baseline.
@@ -266,7 +207,11 @@ def compare_rivals(
     cells, repeated = latest(cells)
     groups = comparable_groups(cells)
     # Means are not taken over groups that are not comparable.
-    ways = {name: {get(cell.result) for cell in cells} for name, get in _WAYS.items() if name not in by}
+    ways = {
+        name: {get(cell.result) for cell in cells if cell.value is not None}
+        for name, get in WAYS.items()
+        if name not in by
+    }
     by = (*by, *(name for name, seen in ways.items() if len(seen) > 1))
 
     def ranking(settlements: Settlements) -> list[Ranking]:
@@ -279,39 +224,31 @@ def compare_rivals(
     if ties and (settlements := duels_of()):
         rows = ranking(settlements)
         ties = _ties(rows, metric)
-    settled = settled_pairs(rows)
-    answer = answer_of(
-        rows, metric, spreads, ties, settled=settled, settle_all=settling(summaries), comparing=comparing(summaries)
-    )
-    if answer.warning and not answer.rules:
-        answer = replace(answer, again=again(summaries, longer=answer.longer))
+    answer = answer_of(rows, metric, spreads, ties, settling(summaries))
     return Rivals(
         metric=metric,
         sweeps=summaries,
         broken=tuple(sentence for sweep in sweeps for sentence in sweep.broken),
         notes=(
-            *([_STAR.format(best(metric))] if any(row.best for row in rows) else ()),
-            *doubt_notes([row.doubt for row in rows if row.cell.value is not None]),
-            *([_OPEN + _DUEL * metric.settled_by_duels] if any(row.challenge for row in rows) else ()),
-            *([_POWER] if metric.kind.of_power and answer.undecided else ()),
+            *([_POWER] if metric.kind.of_power and answer.ties else ()),
             *([_SAME] if any(row.same for row in rows) else ()),
+            *([_DUELS] if any(row.duels for row in rows) else ()),
             *notes,
             *repeated,
-            *_mixed(groups),
+            *_apart(groups),
         ),
         baseline=baseline,
         rows=tuple(rows),
-        means=means(rows, labels, by, baseline),
+        means=means(rows, labels, by, metric),
         by=by,
         answer=answer,
+        table=answer_table(rows, metric, show),
         ties=ties,
-        spreads=spreads,
-        settled=settled,
     )
 
 
 def _ties(rows: Sequence[Ranking], metric: ChosenMetric) -> tuple[Duel, ...]:
-    """Return the duels of what is undecided, those first in which most is at stake: the difference, in both passes.
+    """Return the duels of ties, those first in which most is at stake: the difference, in both passes.
 
     There are none where a duel would not tell.
     """
@@ -324,22 +261,26 @@ def _ties(rows: Sequence[Ranking], metric: ChosenMetric) -> tuple[Duel, ...]:
         stakes[duel.command] += abs(gain(one.cell, two.cell, metric) or 0.0)
 
     def least_at_stake(each: tuple[Duel, tuple[Ranking, Ranking]]) -> tuple[float, float]:
-        # What differs by less than a tenth of a percent is sorted by size: a longer call is measured more precisely.
+        # Stakes within a tenth of a percent are sorted by size: a longer call is measured more precisely.
         return -round(stakes[each[0].command], 3), -(each[0].a.value or 0.0)
 
     return tuple(duel for duel, _ in sorted(found, key=least_at_stake))
 
 
-def _mixed(groups: Sequence[Sequence[Cell]]) -> list[str]:
-    """Return a note for each property in which rows differ, which is why they are in several groups."""
-    results = {id(cell.result): cell.result for group in groups for cell in group if cell.result.status == "ok"}
-    notes = []
-    for what, get in _UNLIKE.items():
-        counts = Counter(get(result) for result in results.values())
-        if len(counts) > 1:
-            each = ", ".join(f"{name} ({count})" for name, count in sorted(counts.items()))
-            notes.append(f"several {what}: {each}; rows are only compared within one of them")
+def _apart(groups: Sequence[Sequence[Cell]]) -> list[str]:
+    """Return a note if rivals ran on several GPUs of one model."""
     apart = sum(len({cell.result.environment.get("gpu_uuid") for cell in group if cell.value}) > 1 for group in groups)
-    if apart:
-        notes.append(f"rivals of {apart} cases ran on different GPUs of one model, which may differ by 2 %")
-    return notes
+    return [f"rivals of {apart} cases ran on different GPUs of one model, which may differ by 2 %"] if apart else []
+
+
+def comparing(sweeps: Sequence[SweepSummary]) -> str:
+    """Return the command that compares the only sweep of a comparison; empty if it is not in a folder."""
+    if len(sweeps) != 1 or not Path(sweeps[0].place).is_dir():
+        return ""
+    return shlex.join(["attn-exp", "compare", *sweep_words(Path(sweeps[0].place))])
+
+
+def settling(sweeps: Sequence[SweepSummary]) -> str:
+    """Return the command that runs the duels of the only sweep of a comparison; empty if it is not in a folder."""
+    command = comparing(sweeps)
+    return command and f"{command} settle=true"

@@ -1,4 +1,4 @@
-"""What duels decided about rows of a sweep: pairs that were measured side by side need no second duel."""
+"""Decisions of duels about rows of a sweep: pairs that were measured side by side need no second duel."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -6,15 +6,14 @@ from typing import Any
 
 from attn_exp.compare.join import machine, method_key
 from attn_exp.core.source import short
-from attn_exp.results.cell import Cell
+from attn_exp.results.cell import Cell, same_kernel
 from attn_exp.results.duels import Duelled
 from attn_exp.results.result import Result
-from attn_exp.results.same_kernel import same_kernel
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What a duel decided: how many times as fast as the other a row is, with its 95 % interval.
+    """The decision of a duel: how many times as fast as the other a row is, with its 95 % interval.
 
     `equal` says that both are equivalent; else the interval lies on one side of 1. `duel` is the name of its folder.
     """
@@ -63,12 +62,6 @@ class Settlements:
         # Names of one kernel stand or fall together.
         gone = {id(cell) for cell in contenders if any(cell is one or _same(cell, one) for one in slower)}
         return [cell for cell in contenders if id(cell) not in gone] or list(contenders)
-
-    def are_one(self, cells: Sequence[Cell]) -> bool:
-        """Return whether cells are of one kernel, or equivalent in duels with the first."""
-        first, *others = cells
-        equal = [first, *(cell for cell in others if (one := self.over(first, cell)) is not None and one.equal)]
-        return all(any(cell is one or _same(cell, one) for one in equal) for cell in others)
 
 
 def _same(one: Cell, other: Cell) -> bool:

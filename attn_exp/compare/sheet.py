@@ -5,13 +5,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from attn_exp.core.case import TYPED_DTYPES
+from attn_exp.core.case.case import TYPED_DTYPES
 from attn_exp.core.text import figures, half_text, percent_text, plain, printable
 
-# How a value is formatted; `percent` (signed, two decimals) and `half` (one decimal) take fractions, and `dtype`
-# PyTorch's name.
-Form = Literal["text", "dtype", "figure", "ratio", "percent", "half"]
+# How a value is formatted; `right` is text that is aligned right, `percent` (signed, two decimals) and `half` (one
+# decimal) take fractions, and `dtype` PyTorch's name.
+Form = Literal["text", "right", "dtype", "figure", "ratio", "percent", "half"]
 Tone = Literal["good", "bad", "open", "best", ""]
+# The mark before a winner's value; pages show such a value in bold.
+MARK = "*"
 # A larger ratio is the bound of an interval of two or three rounds, and tells nothing.
 _LARGEST = 100_000
 
@@ -63,24 +65,24 @@ class Sheet:
 
 @dataclass(frozen=True)
 class Headline:
-    """What a reader came for: the answer in sentences, what makes it doubtful, and the command that settles the rest.
+    """The headline of a comparison: the answer in sentences, warnings, and the command that decides the rest.
 
-    `remains` says what the command is for, or that nothing is open; then there is no command.
+    `remains` says what the command is for; both are empty if nothing is open. `table` shows the answer.
     """
 
     answer: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     remains: str = ""
     command: str = ""
+    table: Sheet | None = None
 
 
 @dataclass(frozen=True)
 class Page:
-    """A comparison ready for output: lines above, sheets (the first has the rows), notes below.
+    """A comparison ready for output: the headline, lines, sheets (the first has the rows), notes below.
 
     `about` is the header of the JSON output. The others are for the HTML report: `details` are its further sheets,
-    `detailed` the notes that they make redundant, `headline` what it begins with, which `lines` say too, and `made_by`
-    the commands that made it.
+    `detailed` the notes that they make redundant, and `made_by` the commands that made it.
     """
 
     about: dict[str, Any]
@@ -119,7 +121,7 @@ def written(value: Any, form: Form) -> str:
     """Format a value for tables; None becomes an empty text."""
     if value is None or value == "":
         return ""
-    if form == "text":
+    if form in ("text", "right"):
         return str(plain(value))
     if form == "dtype":
         return TYPED_DTYPES.get(value, str(value))
@@ -151,7 +153,7 @@ def interval(
 ) -> Callable[[dict[str, Any]], str]:
     """Return a function that formats two bounds as `[0.98, 1.02]`, or column `instead` if there are none.
 
-    Where that is None or has `ok`, they are left empty.
+    The text is empty if `instead` is None or its column has `ok`.
     """
 
     def join(values: dict[str, Any]) -> str:

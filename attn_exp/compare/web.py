@@ -1,20 +1,26 @@
 """Web: a page as one HTML file that needs no network, with tables to sort and filter, and pictures inside.
 
-The template escapes all text from records, no record becomes an address, and the page's policy forbids the browser to
+The template escapes all text from records, and no record becomes an address. The page's policy forbids the browser to
 run any script but its own, or to fetch anything.
 """
 
 import base64
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 
-from attn_exp.compare.sheet import Column, Page, Picture, Sheet, Tone, commands_of
+from attn_exp.compare.sheet import MARK, Column, Page, Picture, Sheet, Tone, commands_of
 from attn_exp.core.text import template
 
 _LONG = 60
+# The question that each kind of comparison answers, for the title.
+_KINDS = {
+    "rivals": "which backend is best where",
+    "changes": "what changed",
+    "history": "history",
+}
 
 
 @dataclass(frozen=True)
@@ -34,23 +40,16 @@ def html(
     pictures: Iterable[Picture] = (),
     *,
     limit: int | None = None,
-    title: str = "",
-    links: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """Return the report, with at most `limit` rows of the first sheet.
-
-    `links` are files beside it, whose names are ours, and what they are called.
-    """
+    """Return the report, with at most `limit` rows of the first sheet."""
     first, *others = page.sheets
     headline = page.headline
-    said = (*headline.answer, *headline.warnings, headline.remains, headline.command)
     script = _asset("report.js")
     return template("attn_exp.compare", "report.html.jinja").render(
-        title=title or f"{', '.join(str(one['name']) for one in page.about['sweeps'])}: {page.about['kind']}",
-        links=links,
+        title=f"{', '.join(str(one['name']) for one in page.about['sweeps'])}: {_KINDS[page.about['kind']]}",
         headline=headline,
-        # A warning has its command in the same line.
-        lines=[line for line in page.lines if line and not any(line in one for one in said)],
+        table=_answer(headline.table, limit) if headline.table is not None else None,
+        lines=[line for line in page.lines if line],
         made_by=page.made_by,
         notes=[note for note in page.notes if note not in page.detailed],
         rows=_section("s0", first, limit),
@@ -78,7 +77,7 @@ def _policy(script: str) -> str:
 
 
 def _section(anchor: str, sheet: Sheet, limit: int | None = None) -> _Section:
-    title = sheet.title or "rows"
+    title = sheet.title.rstrip(":") or "rows"
     if (commands := commands_of(sheet)) is not None:
         return _Section(anchor, title, commands)
     rows = sheet.texts(limit)
@@ -95,6 +94,10 @@ def _section(anchor: str, sheet: Sheet, limit: int | None = None) -> _Section:
         rows=list(zip(tones, cells, strict=False)),
         left_out=len(sheet.rows) - len(rows),
     )
+
+
+def _answer(table: Sheet, limit: int | None) -> _Section:
+    return _section("answer", replace(table, title=table.title.replace(f"{MARK} ", "bold: ")), limit)
 
 
 def _kind(column: Column, texts: Sequence[str]) -> str:

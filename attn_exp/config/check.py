@@ -37,10 +37,12 @@ def explain_error(error: Exception, culprit: Callable[[], str]) -> str:
     known = isinstance(error, HydraException | OmegaConfBaseException) or text.startswith("Config group override")
     if not known:
         what = f"{type(error).__name__}: {first_line(error)}" if text else type(error).__name__
-        return f"Hydra cannot compose {culprit()} ({what}): groups take names, as in backend=flash,cudnn"
+        return f"Hydra cannot compose {culprit()} ({what}): python -m attn_exp --cfg job shows what there is"
     if isinstance(error, OverrideParseException):
         # `_sweep` explains the rest of its message.
         text = f"Error parsing override '{error.override}'\n{text}"
+    if text.startswith("Config group override"):
+        return _no_choice(culprit())
     for explain in (
         _merging,
         _no_folder,
@@ -84,8 +86,8 @@ def _unreadable(error: Exception) -> str | None:
 def is_of_composing(error: Exception) -> bool:
     """Whether an exception says that the overrides cannot be composed: one of Hydra's and OmegaConf's own kinds.
 
-    Of any other kind (a TypeError for `profiler=[1]`, an assertion for `backend=${oc.select:x}`) are those that they
-    raise within, called by the modules that compose, and not by a job.
+    Another exception (a TypeError for `profiler=[1]`, an assertion for `backend=${oc.select:x}`) counts if they raise
+    it within, called by the modules that compose, and not by a job.
     """
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -122,7 +124,7 @@ def _unknown_option(text: str) -> str | None:
             return f"{group}= is empty: the choices are {', '.join(options)}"
         if (group, option) == ("hydra/sweeper", "optuna"):
             return "hydra/sweeper=optuna needs hydra-optuna-sweeper: pip install 'attn_exp[optuna]'"
-        near = _DEVICE_TIMERS if (group, option) in _DEVICES else nearest(option, options)
+        near = nearest(option, options)
         return f"{group}={option} does not exist: {near}the choices are {', '.join(options)}"
     match = re.search(r"Could not override '([^']+)'\.? ?\s*No match in the defaults list", text)
     if match:
@@ -132,9 +134,13 @@ def _unknown_option(text: str) -> str | None:
     return f"{match[1]} does not exist" if match else None
 
 
-# What somebody types who means where the work is measured.
-_DEVICES = {("timer", name) for name in ("cuda", "gpu")}
-_DEVICE_TIMERS = "`device`, the default on a GPU, times a call's work there; "
+def _no_choice(override: str) -> str:
+    """Explain a group that was given a number or null; `override` is words if it is unknown which one."""
+    group = override.partition("=")[0].lstrip("+~")
+    options = sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
+    if "=" not in override or not options:
+        return "a group takes the name of a choice, for example backend=flash"
+    return f"{override} is no choice: {group} takes the name of a choice, one of {', '.join(options)}"
 
 
 def _unknown_key(text: str) -> str | None:
@@ -147,8 +153,6 @@ def _unknown_key(text: str) -> str | None:
         return f"{key} takes the name of a choice{several}"
     if key.startswith("profiler."):
         return _profiler_option(key)
-    if key == "metric":
-        return "there is no key 'metric': all are measured, and attn-exp compare SWEEP metric=NAME shows one"
     if key == "launcher":
         return f"there is no key 'launcher': did you mean 'hydra/launcher=...', one of {', '.join(_launchers())}?"
     launcher = key.startswith("hydra.launcher.")
@@ -198,17 +202,17 @@ def explain_error_of_one_case(error: Exception, culprit: Callable[[], str]) -> s
 def _sweep(text: str) -> str | None:
     if re.search(r"does not support sweep type|Unexpected type annotation.*Sweep", text, re.DOTALL):
         return "a sweep takes a list of values or a range: batch=1,8,16 or batch='range(1,9)'"
+    if "Input config does not have a `_target_` field" in text:
+        return "hydra/launcher=... needs hydra/sweeper=attn_exp, the default: other sweepers run one job after another"
     return None
 
 
-# What Hydra reads in quotes only: https://hydra.cc/docs/advanced/override_grammar/basic/#unquoted-values.
+# Text that Hydra reads in quotes only: https://hydra.cc/docs/advanced/override_grammar/basic/#unquoted-values.
 _QUOTED = re.compile(r"""^[^'"]*[^\w\s/\\+.$%*@?|:=,()[\]{}'"-][^'"]*$""", re.ASCII)
 
 
 def _grammar(text: str) -> str | None:
     example = "for example backend=flash or batch=1,8,16"
-    if "Config group override" in text:
-        return f"a group takes the name of a choice, {example}"
     match = re.search(r"Error parsing override '(.*)'\n", text)
     if not match:
         return None

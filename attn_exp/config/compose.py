@@ -2,10 +2,9 @@
 
 import re
 import secrets
-import sys
 import time
 from collections.abc import Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,16 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from attn_exp.config.check import check_keys
-from attn_exp.config.overrides import renamed, with_todays_keys
+from attn_exp.config.overrides import no_gpu, override_key
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.errors import UserError
 from attn_exp.core.text import flat
 
-# What a library's parser expected instead takes a line of its own.
+# A list of the tokens that a library's parser expected takes a line of its own.
 _LONGEST_REASON = 100
+# A value that names several: `1,8` and `range(1,9)`, and not `[1,8]`.
+_SEVERAL = re.compile(r"(range|glob|choice)\(|[^\[{('\"]*,")
+_LONGEST_VARIED = 40
 
 
 def resolved_config(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -39,7 +41,7 @@ def resolved_config(config: DictConfig, overrides: Sequence[str] = ()) -> dict[s
     own = OmegaConf.masked_copy(config, names) if "hydra" in config else config
     unresolved = OmegaConf.to_container(own, resolve=False)
     assert isinstance(unresolved, dict)
-    written = with_todays_keys({str(name): value for name, value in unresolved.items()})[0]
+    written = {str(name): value for name, value in unresolved.items()}
     check_keys(written)
     try:
         resolved = OmegaConf.to_container(own, resolve=True)
@@ -47,18 +49,19 @@ def resolved_config(config: DictConfig, overrides: Sequence[str] = ()) -> dict[s
         key, why = error.full_key or "a key", str(error).splitlines()[0][:_LONGEST_REASON]
         raise UserError(f"what {key} refers to by ${{...}} cannot be found or read ({why})") from error
     assert isinstance(resolved, dict)
-    renamed_config, hints = with_todays_keys({str(name): value for name, value in resolved.items()}, overrides)
-    for hint in hints:
-        _print_once(hint)
+    named: dict[str, Any] = {str(name): value for name, value in resolved.items()}
     for key in ("sweep", "folder"):
-        if isinstance(name := renamed_config.get(key), int) and not isinstance(name, bool):
+        if isinstance(name := named.get(key), int) and not isinstance(name, bool):
             # Hydra reads sweep=2026 as a number.
-            renamed_config[key] = str(name)
-    if not isinstance(folder := renamed_config.get("folder", "of a sweep"), str) or not folder:
+            named[key] = str(name)
+    if not isinstance(name := named.get("sweep", ""), str):
+        # The text is no longer known: 2026.10 is 2026.1 by now.
+        raise UserError(f"sweep={name} is not read as a name: write it in quotes, sweep='\"NAME\"'")
+    if not isinstance(folder := named.get("folder", "of a sweep"), str) or not folder:
         raise UserError(f"folder={'' if folder is None else folder} names no folder: leave it out, or name one")
     if taken := _from_environment(written):
-        renamed_config["from_environment"] = taken
-    return renamed_config
+        named["from_environment"] = taken
+    return named
 
 
 def _from_environment(written: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,12 +78,6 @@ def _from_environment(written: Mapping[str, Any]) -> dict[str, Any]:
     return {key: leaves[key] for key in sorted(taken) if not key.startswith("tracker.")}
 
 
-@cache
-def _print_once(hint: str) -> None:
-    """Print a hint to standard error once, however many jobs a sweep has."""
-    print(hint, file=sys.stderr)
-
-
 def is_dry_run(config: DictConfig) -> bool:
     """Return whether to list the jobs and start none. Raises UserError unless `dry_run` is true or false."""
     if not isinstance(config.dry_run, bool):
@@ -93,17 +90,24 @@ def isolation_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**options["isolation"], "profiler_timeout_s": options["profiler_timeout_s"]}
 
 
-def new_sweep_name(prefix: str = "") -> str:
-    """Return a default name for a sweep: the time, and a random part for sweeps that start in the same second."""
-    return f"{prefix}{time.strftime('%Y-%m-%d_%H-%M-%S')}-{secrets.token_hex(2)}"
+def new_sweep_name(prefix: str = "", arguments: Sequence[str] = ()) -> str:
+    """Return a default name for a sweep: the time, what the arguments vary, and a random part."""
+    keys = [override_key(word).rpartition(".")[2] for word in arguments if _SEVERAL.match(word.partition("=")[2])]
+    varied = re.sub(r"[^\w-]", "_", "-".join(keys))[:_LONGEST_VARIED]
+    return "-".join([f"{prefix}{time.strftime('%Y-%m-%d_%H-%M-%S')}", *filter(None, [varied]), secrets.token_hex(2)])
 
 
-def prepare_hydra(sweep: str) -> None:
-    """Register what `config.yaml` refers to: `${default_sweep:}` is the sweep's name unless the user gives one."""
+def prepare_hydra(sweep: str, overrides: Sequence[str] = ()) -> None:
+    """Register what `config.yaml` refers to.
+
+    `${default_sweep:}` is the sweep's name unless the user gives one, `${by_host:A,B}` is B on a host without a GPU.
+    """
     from hydra.core.config_store import ConfigStore
     from hydra.core.plugins import Plugins
 
     OmegaConf.register_new_resolver("default_sweep", lambda: sweep, replace=True)
+    small = no_gpu(overrides)
+    OmegaConf.register_new_resolver("by_host", lambda gpu, cpu: cpu if small else gpu, replace=True)
     # hydra-ray-launcher, if it is installed, stores a schema named like our file, and Hydra would validate our file
     # with it. Plugins store their schemas when Hydra first searches for them.
     Plugins.instance()
@@ -125,10 +129,10 @@ def compose_config(overrides: Sequence[str], sweep: str, own: Path | None = None
 
     from attn_exp.config.check import explain_error_of_one_case, is_of_composing
 
-    prepare_hydra(sweep)
+    prepare_hydra(sweep, overrides)
     try:
         with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-            return compose("config", [*_search_path(own), *renamed(overrides)[0]])
+            return compose("config", [*_search_path(own), *overrides])
     except Exception as error:
         if not is_of_composing(error):
             raise
@@ -143,7 +147,7 @@ def culprit(overrides: Sequence[str]) -> str:
         try:
             compose_config([override], "any")
         except UserError as mistake:
-            if f"cannot compose {override} " in str(mistake):
+            if f"{override} " in str(mistake):
                 return override
     return "these overrides"
 

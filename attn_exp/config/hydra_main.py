@@ -1,8 +1,8 @@
 """Hydra's command line, as `hydra.main` reads it, except that mistakes are raised as `UserError`.
 
-`hydra.main` prints mistakes with a page of usage or a traceback and exits with code 1, unless the environment variable
-HYDRA_FULL_ERROR is set, which child processes would inherit. This module therefore reads the flags with Hydra's parser
-and calls its `Hydra` object, as `hydra._internal.utils._run_hydra` of Hydra 1.3 does.
+`hydra.main` prints mistakes with a page of usage or a traceback and exits with code 1. The environment variable
+HYDRA_FULL_ERROR prevents that, but child processes would inherit it. This module therefore reads the flags with Hydra's
+parser and calls its `Hydra` object, as `hydra._internal.utils._run_hydra` of Hydra 1.3 does.
 """
 
 import argparse
@@ -22,16 +22,17 @@ from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode, TaskFunction
 
 from attn_exp.config.check import declared_keys, explain_error, is_of_composing
 from attn_exp.config.compose import culprit, prepare_hydra
 from attn_exp.config.overrides import override_key
 from attn_exp.core.conf import conf_folder
-from attn_exp.core.errors import UserError, check_words, no_config_dir, no_dashes
+from attn_exp.core.errors import UserError, no_config_dir, no_dashes
 
 _WIDTH = 100
-# Where Hydra would write files of its own, and go to: into folders that are no sweep's.
+# Keys of folders that Hydra would write to, or change to, and that are no sweep's.
 _PLACES = (
     *("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.output_subdir", "hydra.job.chdir"),
     *("hydra.runtime.output_dir", "hydra.runtime.cwd"),
@@ -49,7 +50,6 @@ def hydra_main(arguments: Sequence[str], task: TaskFunction, sweep: str) -> None
     Raises:
         UserError: a mistake in the arguments or in a configuration, in one sentence.
     """
-    check_words(arguments)
     _check_dashes(arguments)
     parser = get_args_parser()
     parser.error = _refuse  # type: ignore[method-assign]
@@ -57,7 +57,7 @@ def hydra_main(arguments: Sequence[str], task: TaskFunction, sweep: str) -> None
     _check(given)
     try:
         version.setbase("1.3")
-        prepare_hydra(sweep)
+        prepare_hydra(sweep, given.overrides)
         hydra = Hydra.create_main_hydra2(task_name="attn_exp", config_search_path=_search_path(given))
         try:
             _do(hydra, parser, given, task)
@@ -134,8 +134,23 @@ def _may_set_mode(given: argparse.Namespace) -> bool:
     return bool(elsewhere) or any(word.startswith(("+", "hydra")) for word in given.overrides)
 
 
+def _options_of_jobs(given: argparse.Namespace) -> list[str]:
+    """Return the overrides, with those of a backend's options as choices where the sweep has several backends.
+
+    Hydra applies a single value to the configuration that all jobs share, whose backend may not have the option.
+    """
+    several = any(word.startswith("backend=") and ("," in word or "(" in word) for word in given.overrides)
+    if not (given.multirun and several):
+        return list(given.overrides)
+    parsed = zip(given.overrides, OverridesParser.create().parse_overrides(given.overrides), strict=True)
+    return [
+        word.replace("=", "=choice(", 1) + ")" if word.startswith("backend.") and not one.is_sweep_override() else word
+        for word, one in parsed
+    ]
+
+
 def _do(hydra: Hydra, parser: argparse.ArgumentParser, given: argparse.Namespace, task: TaskFunction) -> None:
-    name, overrides = given.config_name or "config", given.overrides
+    name, overrides = given.config_name or "config", _options_of_jobs(given)
     if given.help:
         text = io.StringIO()
         with contextlib.redirect_stdout(text):

@@ -1,4 +1,4 @@
-"""What of a configuration a record keeps: no secrets, and what came from the environment by name."""
+"""The parts of a configuration that a record keeps: no secrets, and values from the environment by name."""
 
 import re
 from collections.abc import Mapping
@@ -7,7 +7,6 @@ from typing import Any
 from attn_exp.core.errors import UserError
 from attn_exp.core.redaction import held_secret
 from attn_exp.core.text import flat
-from attn_exp.core.token_forms import without_tokens
 
 # Not kept in the record: where results go does not describe the job, and a tracking URI may hold a password.
 _NOT_KEPT = (
@@ -16,6 +15,7 @@ _NOT_KEPT = (
     "dry_run",
     "save_plots",
     "columns",
+    "show",
     "format",
     "quiet",
     "private",
@@ -37,7 +37,6 @@ def kept_config(config: Mapping[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in config.items() if key not in (*_NOT_KEPT, "from_environment")}
     values = {key: str(value) for key, value in flat(kept).items()}
     _check_no_variable(values)
-    _check_no_token(values)
     for key, written in config.get("from_environment", {}).items():
         kept = _by_name(kept, key, written)
     return kept
@@ -51,19 +50,6 @@ def _check_no_variable(values: Mapping[str, str]) -> None:
             f"{key} holds the value of the variable {name}, and would be kept in the record: let the backend read the "
             f"variable itself, with isolation.variables=[{name}]"
         )
-
-
-def _check_no_token(values: Mapping[str, str]) -> None:
-    # One look at all of them takes a tenth of the time.
-    together = "\n".join(values.values())
-    if without_tokens(together) == together:
-        return
-    for key, value in values.items():
-        if without_tokens(value) != value:
-            raise UserError(
-                f"{key} holds a token or key, which would be kept in the record: let the backend read it from a "
-                "variable, with isolation.variables=[NAME]"
-            )
 
 
 def _by_name(kept: Mapping[str, Any], key: str, written: Any) -> dict[str, Any]:

@@ -1,10 +1,9 @@
 """Overrides as typed: the questions that must be answered before Hydra, which is slow to import, reads them."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import contextlib
+from collections.abc import Iterator, Sequence
 
-# Earlier names of keys.
-RENAMED = {"plots": "save_plots", "tracker.experiment": "tracker.mlflow_experiment"}
+from attn_exp.core.host.nvml import visible_gpus
 
 
 def override_key(argument: str) -> str:
@@ -17,16 +16,9 @@ def overridden(arguments: Sequence[str], *keys: str) -> bool:
     return any(override_key(argument) in keys for argument in arguments)
 
 
-def renamed(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the arguments with today's names of keys, and a hint for each that had an earlier one."""
-    words, hints = [], []
-    for argument in arguments:
-        key = override_key(argument)
-        word = argument.replace(key, RENAMED[key], 1) if key in RENAMED and "=" in argument else argument
-        if word != argument:
-            hints.append(f"hint: `{word}` is the new spelling of `{argument}`")
-        words.append(word)
-    return words, hints
+def no_gpu(overrides: Sequence[str]) -> bool:
+    """Whether the defaults are those of a host without a GPU. A launcher's jobs run on other hosts."""
+    return not overridden(overrides, "hydra/launcher") and not visible_gpus()
 
 
 def repeated(arguments: Sequence[str]) -> list[str]:
@@ -44,22 +36,18 @@ def repeated(arguments: Sequence[str]) -> list[str]:
     return list(hints.values())
 
 
-def with_todays_keys(config: Mapping[str, Any], overrides: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
-    """Return a configuration with today's names of keys, and a hint for each earlier one.
+@contextlib.contextmanager
+def hydra_aside() -> Iterator[None]:
+    """Let Hydra be started inside the block, as in a process that has none yet."""
+    # This module is imported for each --help.
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.version import VersionBase
 
-    Args:
-        config: a file of the user's own may have set keys by their earlier names; its values replace the defaults.
-        overrides: the command line, with today's names of keys; its values replace those of files.
-    """
-    changed, hints = dict(config), []
-    for earlier, today in RENAMED.items():
-        group, _, key = earlier.rpartition(".")
-        node = dict(changed.get(group) or {}) if group else changed
-        if key in node:
-            value = node.pop(key)
-            if not overridden(overrides, today):
-                node[today.rpartition(".")[2]] = value
-            if group:
-                changed[group] = node
-            hints.append(f"hint: the key `{today}` is the new spelling of `{earlier}`, which a file of yours sets")
-    return changed, hints
+    running, configuration, version = GlobalHydra.instance(), HydraConfig.instance(), VersionBase.instance()
+    hydra, config, base = running.hydra, configuration.cfg, version.version_base
+    running.hydra, configuration.cfg = None, None
+    try:
+        yield
+    finally:
+        running.hydra, configuration.cfg, version.version_base = hydra, config, base

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from attn_exp.config.kept import kept_config
-from attn_exp.core.case import NORMAL, PASSES, WORKLOADS, Case
-from attn_exp.core.case_config import case_from_config
+from attn_exp.core.case.case import NORMAL, PASSES, WORKLOADS, Case
+from attn_exp.core.case.config import case_from_config
 from attn_exp.core.catalogue import (
     TimerChoice,
     about_backend,
@@ -22,18 +22,27 @@ from attn_exp.core.catalogue import (
 )
 from attn_exp.core.conf import choice
 from attn_exp.core.errors import UserError, check_name, nearest
-from attn_exp.core.nvml import GpuInfo
-from attn_exp.core.request import Compile, Measuring, Request, backend_label
+from attn_exp.core.host.nvml import GpuInfo
+from attn_exp.core.record.request import Compile, Measuring, Request, backend_label
+from attn_exp.core.record.status import STATUSES
 from attn_exp.core.source import described, identity
-from attn_exp.core.status import STATUSES
 
 REGIMES = ("sustained", "burst")
 COMPILE_MODES = ("none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 L2_STATES = ("cold", "written")
 # Options that are younger than the identity, as every job has them that does not set them.
-_LATER = {"patience_s": 5.0, "settle_s": 3.0, "determinism": False}
+_LATER = {"patience_s": 5.0, "settle_s": 3.0, "determinism": False, "accumulate": False}
 # Fields of a case that are younger than the identity, which has them where they are set.
-_LATER_FIELDS = {"prefix": None, "chunk": None, "kv_lengths": None, "sink": False, "alibi": False, "bias": None}
+_LATER_FIELDS = {
+    "prefix": None,
+    "chunk": None,
+    "kv_lengths": None,
+    "sink": False,
+    "alibi": False,
+    "bias": None,
+    "latent": False,
+    "page_size": None,
+}
 # Every configuration has these groups and keys.
 _GROUPS = ("model", "dtype", "inputs", "backend", "timer", "isolation", "tracker", "stopping", "compile")
 _KEYS = (
@@ -47,6 +56,7 @@ _KEYS = (
     "seed",
     "deterministic",
     "determinism",
+    "accumulate",
     "sweep",
     "folder",
     "regime",
@@ -58,19 +68,22 @@ _KEYS = (
     "sink",
     "alibi",
     "bias",
+    "latent",
     "lengths",
     "kv_lengths",
+    "page_size",
     "layout",
     "workload",
     "mlp_dim",
     "caches",
     "stop_on",
     "columns",
+    "show",
     "profiler_timeout_s",
     "profiler_limit_mb",
 )
 _INSIDE = (("timer", "name"), ("timer", "also"), ("dtype", "name"), ("inputs", "name"))
-# What is wrong with a profiler's option, by the type of its default.
+# The mistake in a profiler's option, by the type of its default.
 _KINDS = {bool: "neither true nor false", int: "not a whole number from 1 on", list: "not a list: write [...]"}
 
 
@@ -167,7 +180,8 @@ def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
 
 
 def _unusual(measuring: Measuring) -> list[str]:
-    return [] if measuring.inputs == NORMAL else [f"inputs {measuring.inputs}"]
+    kind = [] if measuring.inputs == NORMAL else [f"inputs {measuring.inputs}"]
+    return [*kind, "accumulate"] if measuring.accumulate else kind
 
 
 def _check_whole(config: dict[str, Any]) -> None:
@@ -261,7 +275,7 @@ def _measuring(config: dict[str, Any], device: str) -> Measuring:
     here = [one.name for one in known.values() if device in one.devices]
     if timer not in here:
         where = "a GPU" if device == "cuda" else "the CPU"
-        raise UserError(f"timer={name} does not measure on {where}: use timer={here[0]} or timer=auto")
+        raise UserError(f"timer={name} does not measure on {where}: use timer=auto, or one of {', '.join(here)}")
     passes = config["passes"]
     passes = (passes,) if isinstance(passes, str) else tuple(passes) if isinstance(passes, list) else ()
     for direction in passes:
@@ -284,10 +298,13 @@ def _measuring(config: dict[str, Any], device: str) -> Measuring:
         "l2": config["l2"] if device == "cuda" else "warm",
         "inputs": _inputs(config),
         "determinism": config["determinism"],
-        **config["stopping"],
+        # A forward has nothing to accumulate.
+        "accumulate": config["accumulate"] and passes != ("forward",),
+        **{name: value for name, value in config["stopping"].items() if name != "regime"},
     }
-    if not isinstance(config["determinism"], bool):
-        raise UserError(f"determinism={config['determinism']} is neither true nor false")
+    for name in ("determinism", "accumulate"):
+        if not isinstance(config[name], bool):
+            raise UserError(f"{name}={config[name]} is neither true nor false")
     if config["regime"] not in REGIMES:
         raise UserError(f"regime={config['regime']} is not one of {', '.join(REGIMES)}")
     if config["l2"] not in L2_STATES:

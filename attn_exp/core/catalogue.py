@@ -1,4 +1,4 @@
-"""What conf/backend and conf/timer say about backends and timers, read without importing either.
+"""Facts about backends and timers from conf/backend and conf/timer, read without importing either.
 
 A backend's YAML has a mapping `about`, which describes the backend and does not reach its constructor: it is no part of
 a job's identity. A timer's YAML names its class and the devices that it measures on.
@@ -30,7 +30,6 @@ class About:
         packages: distributions whose versions each record's environment has.
         colour: `#RRGGBB` in plots; derived from the name by default.
         marker: a matplotlib marker in plots; derived from the name by default.
-        published_as: names under which published figures list what this backend runs, in lower case.
         later: options that are younger than records of the backend: a request has one only if it is not false, null or
             0, as it is by default.
         function: whether it is a function of q, k and v that a model can call, as its class says by `a_function`.
@@ -39,7 +38,6 @@ class About:
     packages: tuple[str, ...] = ()
     colour: str | None = None
     marker: str | None = None
-    published_as: tuple[str, ...] = ()
     later: tuple[str, ...] = ()
     function: bool = True
 
@@ -65,14 +63,11 @@ def read_about(about: Any) -> About:
     try:
         read = msgspec.convert(about or {}, About)
     except msgspec.ValidationError as error:
-        raise UserError(f"backend.about does not fit ({error}): see docs/adding_a_backend.md") from error
+        raise UserError(f"backend.about does not fit ({error})") from error
     if read.colour is not None and not re.fullmatch("#[0-9a-fA-F]{6}", read.colour):
         raise UserError(f'backend.about.colour={read.colour} is not of the form #RRGGBB: write colour: "#0072B2"')
     if read.marker is not None and (len(read.marker) != 1 or read.marker not in MARKERS):
         raise UserError(f"backend.about.marker={read.marker} is no marker: choose one of {' '.join(MARKERS)}")
-    for name in read.published_as:
-        if name != name.lower():
-            raise UserError(f"backend.about.published_as has {name!r}: write it in lower case, {name.lower()}")
     return read
 
 

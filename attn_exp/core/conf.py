@@ -43,8 +43,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         OSError: the file cannot be read.
         msgspec.DecodeError: it is no YAML, or no mapping at its top (msgspec.ValidationError).
     """
-    # Not at the top: `--help` of a command reads no YAML. msgspec uses libyaml where it is installed, which is ten
-    # times as fast as Python's own, and some forty files are read at every start.
+    # Imported here because `--help` of a command reads no YAML. msgspec uses libyaml if it is installed, which is ten
+    # times as fast as Python's own parser. Some forty files are read at every start.
     import msgspec
 
     read: dict[str, Any] = msgspec.convert(msgspec.yaml.decode(path.read_bytes()) or {}, dict[str, Any])

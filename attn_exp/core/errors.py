@@ -4,19 +4,17 @@ import difflib
 import os
 import re
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-# What decoding a foreign file may raise, including endless nesting.
+# The errors that decoding a foreign file may raise, also for endless nesting.
 NOT_DECODED = (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError)
-# Names of folders, and words of a command line or record, in characters.
-_LONGEST, LONGEST_WORD = 101, 200
-# What no separator of paths, overrides and expressions divides.
-_ENDLESS = re.compile(rf"[^\s,=()\[\]{{}}'\"/:]{{{LONGEST_WORD + 1},}}")
+# Of names of folders, in characters.
+_LONGEST = 101
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -28,22 +26,6 @@ def check_name(key: str, name: Any) -> None:
         raise UserError(
             f"{key}={name} cannot name a folder: begin with a letter or digit, and use those, '.', '_' and '-'"
         )
-
-
-def check_words(words: Iterable[str]) -> None:
-    """Raise UserError for a command line with a word that is neither a name nor a number, but endless."""
-    for word in words:
-        if found := _ENDLESS.search(word):
-            raise UserError(
-                f"{found[0][:20]}... has {len(found[0]):,} characters: names and numbers have at most {LONGEST_WORD}"
-            )
-
-
-def odd_word(word: str) -> str | None:
-    """Return why a name cannot stand in a table's cell and in a tracker's keys, or None."""
-    if len(word) > LONGEST_WORD:
-        return f"has {len(word):,} characters, and {LONGEST_WORD} are the most"
-    return "has a line break or a tab" if "\t" in word or len(f"{word}.".splitlines()) > 1 else None
 
 
 def is_inside(path: Path, folder: Path) -> bool:
@@ -95,7 +77,7 @@ class RecordError(ValueError):
 def first_line(error: BaseException) -> str:
     """Return the first line of an exception's message, or its type if the message is empty.
 
-    Of an endless line, as of a server's answer, its beginning.
+    An endless line, such as a server's answer, is cut to its beginning.
     """
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:_LONGEST_LINE]
 
@@ -123,12 +105,6 @@ def nearest(word: str, choices: Iterable[str], cutoff: float = 0.5) -> str:
     """Return `did you mean 'flash'? ` if one of `choices` is as close to `word` as `cutoff`, else an empty string."""
     near = difflib.get_close_matches(word, list(choices), n=1, cutoff=cutoff)
     return f"did you mean '{near[0]}'? " if near else ""
-
-
-def nearest_meaning(word: str, meanings: Mapping[str, str], cutoff: float = 0.5) -> str:
-    """Return `nearest` of words that stand for others: of the nearest one, that which it stands for."""
-    near = difflib.get_close_matches(word, list(meanings), n=1, cutoff=cutoff)
-    return f"did you mean '{meanings[near[0]]}'? " if near else ""
 
 
 def no_config_dir(folder: str) -> str:

@@ -1,14 +1,14 @@
 """Files written atomically and read safely, and temporary files, whose names say which process made them.
 
 The folder of a sweep may be somebody else's: what is written into it stays in it, and what is read from it ends.
-The process that makes a temporary file or folder holds a lock on it: containers may share folders and a host name, and
-yet not see each other's processes.
+The process that makes a temporary file or folder holds a lock on it. Containers may share folders and a host name
+without seeing each other's processes.
 """
 
 import atexit
 import contextlib
 import errno
-import fcntl
+import functools
 import os
 import re
 import secrets
@@ -19,8 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from attn_exp.core.errors import is_inside
-from attn_exp.core.process import pid_namespace
-from attn_exp.core.profile import FOLDER as PROFILES
+from attn_exp.core.host.process import pid_namespace
 
 # The umask of a process whose files only its user may read.
 PRIVATE = 0o077
@@ -57,18 +56,13 @@ def write_first(path: Path, content: bytes) -> None:
 
 
 def _write(path: Path, content: bytes, place: Callable[[Path], object], *, lasting: bool) -> None:
-    """Write a temporary file beside `path`, and let `place` give it that name while it is locked."""
+    """Write a temporary file beside `path`, and let `place` give it that name."""
     # The token, because processes in two containers may have the same number, 1 for instance.
     temporary = path.with_name(f".{path.name}{owner_mark()}{secrets.token_hex(4)}")
     # Exclusively: no link is followed.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         with open(os.open(temporary, flags, 0o666), "wb") as file:
-            _lock(file.fileno())
-            if not os.fstat(file.fileno()).st_nlink:
-                # It was removed as litter before it was locked.
-                _write(path, content, place, lasting=lasting)
-                return
             file.write(content)
             file.flush()
             if lasting:
@@ -134,13 +128,6 @@ def be_as_private_as(folder: Path) -> None:
         os.umask(PRIVATE)
 
 
-def unlinked(path: Path) -> Path:
-    """Return a path to write to. Raises OSError if it is a link, which may lead anywhere."""
-    if path.is_symlink():
-        raise OSError(errno.ELOOP, "it is a link, and nothing is written through one", str(path))
-    return path
-
-
 def remove(path: Path) -> None:
     """Remove a file, a link or a folder with all that it contains, if it is there. Raises OSError."""
     if path.is_dir() and not path.is_symlink():
@@ -152,79 +139,43 @@ def remove(path: Path) -> None:
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[Path]:
     """Make a folder that is removed at the end, by `remove_litter` if the process is killed before."""
-    made = Path(tempfile.mkdtemp(prefix="attn_exp-new_"))
-    # Named as a temporary folder only when it is locked.
-    folder = made.with_name(f"attn_exp_{owner_mark()}{made.name.removeprefix('attn_exp-new_')}")
-    held = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    folder = Path(tempfile.mkdtemp(prefix=f"attn_exp_{owner_mark()}"))
     try:
-        _lock(held)
-        made.rename(folder)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        os.close(held)
 
 
 def folder_until_exit() -> Path:
     """Make a temporary folder that is removed when this process ends."""
+    return _until_exit().enter_context(temporary_folder())
+
+
+def remove_folders_until_exit() -> None:
+    """Remove what `folder_until_exit` made, before an end that calls no exit handlers (`os._exit`)."""
+    _until_exit().close()
+
+
+@functools.cache
+def _until_exit() -> contextlib.ExitStack:
     stack = contextlib.ExitStack()
-    folder = stack.enter_context(temporary_folder())
     atexit.register(stack.close)
-    return folder
+    return stack
 
 
 def remove_litter(paths: Iterable[Path]) -> None:
-    """Remove those of `paths` that a process of this host made and can no longer use, because it has ended."""
+    """Remove those of `paths` whose process was one of this host and container, and has ended."""
     for path in paths:
         owner = _OWNER.search(path.name)
-        if owner is None or owner[1] != os.uname().nodename:
+        if owner is None or (owner[1], owner[2]) != (os.uname().nodename, pid_namespace()):
             continue
-        elsewhere = owner[2] != pid_namespace()
-        if not elsewhere and Path("/proc", owner[3]).exists():
+        if Path("/proc", owner[3]).exists():
             continue
-        with _kept_free(path) as is_free:
-            # Of a process in another namespace, nothing but its lock tells whether it lives.
-            if is_free is False or (is_free is None and elsewhere):
-                continue
-            # The file may belong to another user.
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                with contextlib.suppress(OSError):
-                    path.unlink(missing_ok=True)
+        # The file may belong to another user.
+        with contextlib.suppress(OSError):
+            remove(path)
 
 
 def hidden_files(folder: Path) -> list[Path]:
     """Return the hidden files of a sweep's folder, its jobs and their profiles, where `write_whole` makes its own."""
-    return [path for pattern in (".*", "*/.*", f"*/{PROFILES}/.*") for path in folder.glob(pattern)]
-
-
-def _lock(opened: int) -> None:
-    """Hold the lock of an opened file or folder until it is closed, where the file system has locks."""
-    with contextlib.suppress(OSError):
-        # The process that has it is about to remove the file, and does not take long.
-        fcntl.flock(opened, fcntl.LOCK_EX)
-
-
-@contextlib.contextmanager
-def _kept_free(path: Path) -> Iterator[bool | None]:
-    """Yield whether no process holds the lock of a file or folder; if so, none can take it within.
-
-    None if that cannot be known: a file that cannot be read, or a file system without locks.
-    """
-    try:
-        opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        yield None
-        return
-    is_free: bool | None
-    try:
-        # Shared, because NFS locks a file exclusively only for those who may write to it.
-        fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        is_free = True
-    except OSError as error:
-        is_free = False if isinstance(error, BlockingIOError) else None
-    try:
-        yield is_free
-    finally:
-        os.close(opened)
+    return [path for pattern in (".*", "*/.*", "*/*/.*") for path in folder.glob(pattern)]

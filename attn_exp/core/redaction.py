@@ -1,4 +1,4 @@
-"""Redact what must never be shown or stored: passwords in URIs, tokens, and the values of secret variables."""
+"""Redact what must never be shown or stored: passwords in URIs, and the values of secret variables."""
 
 import os
 import re
@@ -6,101 +6,36 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from attn_exp.core.token_forms import without_tokens
-
 _SECRET_NAME = re.compile(
-    r"PASSWORD|PASSWD|PASSPHRASE|PASSCODE|TOKEN|SECRET|CREDENTIAL|WEBHOOK|ACCESS_?KEY|API_?KEY|PRIVATE_?KEY"
-    r"|(^|_)KEY$|_PWD$|(^|_)((DB)?PASS|PW|CREDS?|PAT|JWT|COOKIE|AUTH|AUTH_CONFIG|BEARER|SESSION_?ID)$|CONNECTION_?STRING",
+    r"PASSWORD|PASSWD|PASSPHRASE|TOKEN|SECRET|CREDENTIAL|WEBHOOK|ACCESS_?KEY|API_?KEY|PRIVATE_?KEY|CONNECTION_?STRING"
+    r"|(^|_)(KEYS?|PWD|(DB)?PASS|PW|CREDS?|PAT|JWT|COOKIES?|O?AUTH|BEARER)$",
     re.IGNORECASE,
 )
 _PLACE_NAME = re.compile(r"_(URI|URL|DSN)$", re.IGNORECASE)
-# In URIs of Azure and Hadoop, a container or a user stands before the @, which is not secret. A password may have
-# spaces; a port has none, and is no password. Lengths are limited, here and below, because a text without end (of a
-# server, or of a backend's error) would otherwise be searched to its end from each of its places.
+# In URIs of Azure and Hadoop, a container or a user stands before the @, which is not secret.
 _USER_AND_PASSWORD = re.compile(
-    r"\b(?P<kept>(?:wasbs?|abfss?|hdfs)://[^:/@\s]{1,300}@)"
-    r"|(?<=://)[^:/@\s]{0,300}(?::(?:\S{0,1000}|(?!\s|\d{1,5}\b)[^/\n]{1,100}))?@"
+    r"\b(?P<kept>(?:wasbs?|abfss?|hdfs)://[^:/@\s]{1,300}@)|(?<=://)[^:/@\s]{0,300}(?::\S{0,1000})?@"
 )
-# The rest of a mistyped URI (`http:/me:secret@host`) still has a password before its @.
-_MISTYPED = re.compile(r"(?<![^\s:/@=])[^\s:/@=]++:[^\s/]")
-# `sig` is Azure's; an ODBC connection string may be one value.
 _IN_QUERY = re.compile(
-    r"([?&;#](?:[\w-]{0,60}(?:pass|pwd|token|secret|key|credential|signature|auth)[\w-]{0,60}"
-    r"|sig|jwt|code|odbc_connect)=)[^&;\s]*",
+    r"([?&;](?:[\w-]{0,60}(?:pass|pwd|token|secret|key|credential|signature|auth)[\w-]{0,60}|sig)=)[^&;\s]*",
     re.IGNORECASE,
 )
-# A header, as libraries quote it in their errors.
-_HEADER = re.compile(
-    r"(\b(?:Proxy-)?Authorization['\"]?\s*[:=]\s*['\"]?(?:(?:Basic|Bearer|Digest|Token)\s+)?)[^\s'\",;]+", re.IGNORECASE
-)
-_COOKIE = re.compile(r"(\b(?:Set-)?Cookie['\"]?:\s*['\"]?)[^'\"\n]+", re.IGNORECASE)
-# Shorter values occur in other words by accident; so do values below the second length inside a longer text.
-_SHORTEST, _SHORTEST_INSIDE = 6, 12
+# A header, as libraries quote it in their errors. Its scheme stays.
+_HEADER = re.compile(r"(\bAuthorization['\"]?\s?[:=]\s?['\"]?(?:[\w-]+\s)?)[^'\"\n]+", re.IGNORECASE)
+# Shorter values occur in other words by accident.
+_SHORTEST = 8
 
 
 def redacted(text: str, environ: Mapping[str, str] | None = None) -> str:
-    """Return a command, an address or an error's message without what `without_secrets` removes.
+    """Return a text without secret values of variables, users and passwords of URIs, and secrets in queries.
 
-    Without the user and password of a mistyped URI, too.
-
-    Args:
-        text: the text to redact.
-        environ: the variables to check, by default this process's.
+    `environ` are the variables to check, by default this process's.
     """
-    text = without_secrets(text, environ)
-    return re.sub(r"\S+", lambda found: _without_mistyped(found[0]), text) if "@" in text else text
-
-
-def _without_mistyped(word: str) -> str:
-    at = word.rfind("@")
-    found = _MISTYPED.search(word, 0, at) if at > 0 else None
-    return word if found is None else word[: found.start()] + word[at + 1 :]
-
-
-def without_secrets(text: str, environ: Mapping[str, str] | None = None, shortest: int = _SHORTEST) -> str:
-    """Return a text without secret values of variables, users and passwords of URIs, secrets in queries, and tokens.
-
-    Args:
-        text: the text to redact.
-        environ: the variables to check, by default this process's.
-        shortest: values of variables that are shorter than this stay.
-    """
-    for _, secret in secrets(os.environ if environ is None else environ):
-        if len(secret) >= shortest:
-            text = text.replace(secret, "***")
+    for _, secret in _secrets(os.environ if environ is None else environ):
+        text = text.replace(secret, "***")
     if "://" in text and "@" in text:
         text = _USER_AND_PASSWORD.sub(lambda match: match["kept"] or "", text)
-    for pattern in (_IN_QUERY, _HEADER, _COOKIE):
-        text = pattern.sub(r"\1***", text)
-    return without_tokens(text)
-
-
-def tree_without_secrets(tree: Any, environ: Mapping[str, str] | None = None) -> Any:
-    """Return dictionaries, lists and texts in them with `without_secrets` of each text; other values as they are.
-
-    A short value of a variable stays where it is no part of a sentence: `SORT_KEY=forward` is no reason to lose a pass.
-    """
-    environ = os.environ if environ is None else environ
-    # Looking through all texts at once takes a third of the time, and nearly always nothing is found.
-    joined = "\n".join(_texts(tree))
-    if without_secrets(joined, environ) == joined:
-        return tree
-    return with_each_text(
-        tree, lambda text: without_secrets(text, environ, _SHORTEST if " " in text else _SHORTEST_INSIDE)
-    )
-
-
-def _texts(tree: Any) -> Iterator[str]:
-    if isinstance(tree, str):
-        yield tree
-    elif isinstance(tree, dict):
-        for key, value in tree.items():
-            yield from _texts(key)
-            yield from _texts(value)
-    elif isinstance(tree, (list, tuple)):
-        for value in tree:
-            if not isinstance(value, float):
-                yield from _texts(value)
+    return _HEADER.sub(r"\1***", _IN_QUERY.sub(r"\1***", text))
 
 
 def with_each_text(tree: Any, changed: Callable[[str], str]) -> Any:
@@ -122,29 +57,21 @@ def has_password(uri: str) -> bool:
     return redacted(uri, {}) != uri
 
 
-def secrets(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield names and values of variables that hold a secret; of a URI only its password."""
+def held_secret(texts: Iterable[str], environ: Mapping[str, str] | None = None) -> str | None:
+    """Return the secret variable whose value is one of the texts or part of one; None if there is none."""
+    known = list(_secrets(os.environ if environ is None else environ))
+    return next((name for text in texts for name, value in known if value in text), None) if known else None
+
+
+def _secrets(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield names and values of variables that hold a secret; of a URI only its password. Numbers are no secrets."""
     for name, value in environ.items():
         if is_secret(name):
             secret = value
-        elif _PLACE_NAME.search(name):
-            match = re.search(r"://[^:/@\s]*:(.+)@", value)
-            secret = match[1] if match else ""
+        elif _PLACE_NAME.search(name) and (match := re.search(r"://[^:/@\s]*:(.+)@", value)):
+            secret = match[1]
         else:
             continue
-        # An error may quote it as it was typed or as it was meant.
-        for spelled in dict.fromkeys((secret, unquote(secret))):
-            if len(spelled) >= _SHORTEST:
-                yield name, spelled
-
-
-def held_secret(texts: Iterable[str], environ: Mapping[str, str] | None = None) -> str | None:
-    """Return the secret variable whose value is one of the texts or part of one; None if there is none."""
-    known = list(secrets(os.environ if environ is None else environ))
-    if not known:
-        return None
-    for text in texts:
-        for name, value in known:
-            if value == text or (len(value) >= _SHORTEST_INSIDE and value in text):
-                return name
-    return None
+        if len(secret) >= _SHORTEST and not secret.isdecimal() and not os.path.isabs(secret):
+            # An error may quote it as it was typed or as it was meant.
+            yield from dict.fromkeys(((name, secret), (name, unquote(secret))))

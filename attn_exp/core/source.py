@@ -20,7 +20,7 @@ SHORT = 7
 
 @dataclass(frozen=True)
 class Source:
-    """What a backend is made of.
+    """The files that a backend is made of.
 
     Attributes:
         facts: `module`; `sha256` over the names and contents of `files`; how many `files` there are; the `package` and
@@ -67,7 +67,7 @@ def described(target: str) -> dict[str, str]:
     found = source_of(target)
     if found is None:
         return {}
-    # What is installed has a version, and no commit of the checkout around a virtual environment.
+    # An installed package has a version, and no commit of the checkout around a virtual environment.
     checkout = (
         {} if is_installed(found.root) else _checkout(found.root, tuple(sorted(found.files)), found.facts["sha256"])
     )
@@ -135,7 +135,7 @@ def _checkout(root: Path, files: tuple[Path, ...], sha256: str) -> dict[str, str
     lines = said.split("\0")
     oid = next((line.split()[-1] for line in lines if line.startswith("# branch.oid ")), "")
     changed = [line for line in lines if line and not line.startswith("# ")]
-    # What a checkout ignores has nothing to do with its commit.
+    # Files that a checkout ignores have nothing to do with its commit.
     if not oid or sum(line.startswith("! ") for line in changed) == len(files):
         return {}
     return {"commit": oid, "changes": "uncommitted" if changed else "none"}

@@ -6,7 +6,7 @@ import math
 import os
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -103,11 +103,13 @@ def plain(value: Any) -> Any:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
 
 
-def grid(rows: Sequence[Mapping[str, Any]], shown: Sequence[str], form: str = "simple") -> str:
-    """Return the columns `shown` of all rows, numbers right-aligned; `form` is one of tabulate's formats."""
+def grid(
+    rows: Sequence[Mapping[str, Any]], shown: Sequence[str], form: str = "simple", right: Collection[str] = ()
+) -> str:
+    """Return the columns `shown` of all rows, numbers and `right` aligned right; `form` is one of tabulate's."""
     from tabulate import tabulate
 
-    numbers = [all(_is_number(row[name]) for row in rows) for name in shown]
+    numbers = [name in right or all(_is_number(row[name]) for row in rows) for name in shown]
     return tabulate(
         [[row[name] for name in shown] for row in rows],
         headers=[name.replace("_", "\n") if form == "simple" else " ".join(name.split()) for name in shown],
@@ -141,7 +143,11 @@ def template(package: str, name: str) -> "Template":
 
 
 def fitted(
-    rows: Sequence[Mapping[str, Any]], shown: Sequence[str], dispensable: Sequence[str], width: int
+    rows: Sequence[Mapping[str, Any]],
+    shown: Sequence[str],
+    dispensable: Sequence[str],
+    width: int,
+    right: Collection[str] = (),
 ) -> tuple[str, list[str]]:
     """Return the grid in `width` columns, and the names left out to fit; the first of `dispensable` goes first."""
     kept, left_out = list(shown), []
@@ -152,7 +158,7 @@ def fitted(
     # Still too wide: what stands last, but the first columns and the marks, so that no line is broken within a number.
     while len(kept) > 3 and _width(rows, kept) > width:
         left_out.append(kept.pop(-2))
-    return grid(rows, kept), left_out
+    return grid(rows, kept, right=right), left_out
 
 
 def _width(rows: Sequence[Mapping[str, Any]], shown: Sequence[str]) -> int:
@@ -185,6 +191,12 @@ def terminal_columns(stream: TextIO) -> int:
     return 0
 
 
+def at_width(text: str, stream: TextIO) -> str:
+    """Return lines as wide as a stream's terminal is: it would break them within a number."""
+    columns = terminal_columns(stream)
+    return "\n".join(filled(line, columns) if len(line) > columns > 0 else line for line in text.split("\n"))
+
+
 def colours(stream: TextIO) -> bool:
     """Return whether text on a stream may have colours."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -210,11 +222,37 @@ def _painted(found: "re.Match[str]") -> str:
 def filled(line: str, width: int = WIDTH) -> str:
     """Return a sentence in lines of `width` columns, the following ones indented; no word is broken, at no hyphen.
 
-    A line that is a command stays one, so that it can be copied.
+    A line that is a command stays one, so that it can be copied, and so does one in brackets that fits.
     """
     if re.match(r"\s*(python -m|attn-exp) ", line):
         return line
-    return textwrap.fill(line, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+    whole = re.sub(
+        r"\battn-exp [^()]*(?=\))|\d+ (h \d+ min|min \d+ s|s) left$", lambda found: _unbroken(found[0], width), line
+    )
+    filled_line = textwrap.fill(whole, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+    return filled_line.replace(_NO_SPACE, " ")
+
+
+# Stands for a space at which no line may end; of the private use area.
+_NO_SPACE = "\ue000"
+
+
+def _unbroken(command: str, width: int) -> str:
+    return command.replace(" ", _NO_SPACE) if len(command) < width - 8 else command
+
+
+def and_text(words: Sequence[str]) -> str:
+    """Return `a, b and c`."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+# Not brackets that no address can follow, as those of an interval, nor underscores, which mean nothing within a word.
+_MARKED_UP = re.compile(r"([\\`*|]|\](?=[(\[:])|~(?=~))")
+
+
+def markdown_text(text: str) -> str:
+    """Return text, on one line, that Markdown shows literally: no link, image, tag or emphasis."""
+    return _MARKED_UP.sub(r"\\\1", " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;"))
 
 
 def printable(text: str) -> str:

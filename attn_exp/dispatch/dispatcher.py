@@ -1,8 +1,8 @@
 """The drop-in: SDPA's arguments, and for each shape the backend that a table picks.
 
 A call finds its choice by one look-up in a dict. Under torch.compile the look-up happens while Dynamo traces, so that
-the choice is part of the graph, and of the key of compilers' caches: `sdpa_kernel` is traced into nodes that name the
-backends (torch/_dynamo/variables/ctx_manager.py, SDPAKernelVariable), and other backends are operators.
+the choice is part of the graph, and of the key of compilers' caches. `sdpa_kernel` is traced into nodes that name the
+backends (torch/_dynamo/variables/ctx_manager.py, SDPAKernelVariable). The other backends are operators.
 """
 
 import operator
@@ -20,9 +20,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from attn_exp.attention.inputs import make_inputs
 from attn_exp.backends.base import Backend, load_backend
 from attn_exp.backends.sdpa import Forced, Priority, Sdpa
-from attn_exp.core.case import Case
-from attn_exp.core.dispatch_choice import Choice, Chooser
-from attn_exp.core.dispatch_table import MODES, DispatchTable, Mode
+from attn_exp.core.case.case import Case
+from attn_exp.core.dispatch.choice import Choice, Chooser
+from attn_exp.core.dispatch.table import MODES, DispatchTable, Mode
 from attn_exp.core.errors import UserError
 
 # PyTorch's own function, also while a dispatcher is in its place.
@@ -33,7 +33,7 @@ _is_traced = torch.compiler.is_dynamo_compiling
 _get_flash: Callable[[], bool] = torch.backends.cuda.flash_sdp_enabled
 _set_flash: Callable[[bool], None] = torch.backends.cuda.enable_flash_sdp
 _get_order, _set_order = torch._C._get_sdp_priority_order, torch._C._set_sdp_priority_order
-# What follows a pick that refuses: nothing is as slow as the unfused formula, and it is last.
+# Backends after a pick that refuses: nothing is as slow as the unfused formula, and it is last.
 _FALLBACKS = (
     SDPBackend.FLASH_ATTENTION,
     SDPBackend.CUDNN_ATTENTION,
@@ -52,12 +52,8 @@ _STEPS = 4
 class _Call:
     """How to call a backend: SDPA with an order of its backends, a function in their place, or SDPA as it is.
 
-    Attributes:
-        name: names the call for Dynamo, which traces constants.
-        order: SDPA's backends in order of preference.
-        numbers: the same as PyTorch's numbers.
-        flash: whether PyTorch's flash kernel is among them.
-        function: takes q, k and v.
+    `name` names the call for Dynamo, which traces constants, and `flash` is whether PyTorch's flash kernel is in the
+    order.
     """
 
     name: str = _DEFAULT
@@ -70,7 +66,7 @@ class _Call:
 class Dispatcher(AbstractContextManager["Dispatcher"]):
     """Calls the backend that a dispatch table picks for a shape.
 
-    Where the table has nothing to say (a mask tensor, dropout, another device or dtype), PyTorch chooses as without it.
+    If the table has no choice (a mask tensor, dropout, another device or dtype), PyTorch chooses as without it.
 
     Args:
         table: as `attn_exp.dispatch.load` reads it.
@@ -126,7 +122,7 @@ class Dispatcher(AbstractContextManager["Dispatcher"]):
         if attn_mask is not None or dropout_p != 0.0 or not here or type(query) is not torch.Tensor:
             return _SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         if _autocasts(self._device):
-            # What autocast does to SDPA's arguments; a function in SDPA's place would not get them so.
+            # Autocast does this to SDPA's arguments, but not to those of a function in its place.
             dtype = torch.get_autocast_dtype(self._device)
             query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
         trains = _records() and (query.requires_grad or key.requires_grad or value.requires_grad)
@@ -142,7 +138,7 @@ class Dispatcher(AbstractContextManager["Dispatcher"]):
         if not call.order:
             return _SDPA(query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
         if self._on_gpu:
-            # What sdpa_kernel does, without what it does beside: it takes 15 us, and this 0.2.
+            # This is the part of sdpa_kernel that is needed: all of it takes 15 us, this 0.2.
             before = _get_order()
             _set_order(call.numbers)
             try:
@@ -158,7 +154,7 @@ class Dispatcher(AbstractContextManager["Dispatcher"]):
             _set_flash(flash)
 
     def choice(self, mode: Mode = "inference", **sizes: Any) -> Choice:
-        """Return what is called for a shape, and why: the measured or predicted times, and where it extrapolates.
+        """Return what is called for a shape, and why: the measured or nearest shape, and where it extrapolates.
 
         Args:
             mode: `inference` or `training`.
@@ -207,7 +203,7 @@ class Dispatcher(AbstractContextManager["Dispatcher"]):
         is_causal: bool, scale: float | None, enable_gqa: bool,
     ) -> torch.Tensor:  # fmt: skip
         """Do the same as `attention` in the words that Dynamo traces."""
-        # Of sizes that Dynamo holds as symbols, the index is the number, by which the graph is guarded.
+        # The index of a size that Dynamo holds as a symbol is its number, by which the graph is guarded.
         shapes = [tuple([operator.index(size) for size in one.shape]) for one in (query, key, value)]
         name = self._name(*shapes, query.dtype, trains, heads_inside, is_causal, scale, enable_gqa)
         if name == _DEFAULT:

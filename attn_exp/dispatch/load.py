@@ -9,17 +9,16 @@ from typing import Any, Literal
 import pynvml
 import torch
 
+from attn_exp.backends.base import load_backend
 from attn_exp.backends.package import Unavailable
 from attn_exp.core.catalogue import about_backend, backend_options
-from attn_exp.core.dispatch_table import DispatchTable, facts_of, read_table
+from attn_exp.core.dispatch.table import DispatchTable, facts_of, read_table
 from attn_exp.core.errors import UserError
-from attn_exp.core.nvml import GpuState
+from attn_exp.core.host.nvml import GpuState
 from attn_exp.dispatch.dispatcher import Dispatcher
 from attn_exp.worker.machine.environment import environment
 
 _ANYWAY = "measure again and make a table of that with attn-exp pick, or load it with other_gpu='warn'"
-# How a difference is said where a name alone would not tell.
-_SAID = {"device": "a", "cpu_threads": "CPU threads"}
 
 
 def load(path: str | Path, other_gpu: Literal["refuse", "warn"] = "refuse") -> Dispatcher:
@@ -27,9 +26,8 @@ def load(path: str | Path, other_gpu: Literal["refuse", "warn"] = "refuse") -> D
 
     Args:
         path: the table.
-        other_gpu: what to do where the GPU, the driver, torch, cuDNN or a library of a backend is another one than the
-            times were measured with, or a backend is not installed: `refuse`, or `warn` and go on without backends
-            that are missing.
+        other_gpu: `refuse`, or `warn` and go on without missing backends. It applies if a backend is not installed, or
+            if the GPU, the driver, torch, cuDNN or a backend's library is not the one that was measured.
 
     Returns:
         The dispatcher: `.attention` is a drop-in for `torch.nn.functional.scaled_dot_product_attention`, `with
@@ -51,11 +49,7 @@ def load(path: str | Path, other_gpu: Literal["refuse", "warn"] = "refuse") -> D
 
 
 def _missing(table: DispatchTable, path: str | Path) -> dict[str, str]:
-    """Return a sentence for each backend of the table that cannot be imported here, by its label.
-
-    Raises:
-        UserError: a class is none of attn_exp's: a table must not say what code runs.
-    """
+    """Return a sentence for each backend of the table that cannot be made here; a table must not say what code runs."""
     found = {}
     for label, config in table.backends.items():
         target = str(config.get("_target_"))
@@ -65,6 +59,8 @@ def _missing(table: DispatchTable, path: str | Path) -> dict[str, str]:
         try:
             if package is not None:
                 package.load()
+            # An option that this version of the backend does not take is said here, and not in the middle of a model.
+            load_backend(dict(config))
         except Unavailable as error:
             count = sum(bucket.pick == label for bucket in table.buckets)
             found[label] = f"{path} picks {label} for {count} shapes, and {error}"

@@ -7,7 +7,7 @@ import torch
 
 from attn_exp.core.errors import UserError
 
-# What a call may have that the function here does not know; transformers' own for SDPA does.
+# Arguments that the function here does not know; transformers' own for SDPA does.
 _OTHERS = ("softcap", "position_bias", "cache")
 
 

@@ -1,23 +1,33 @@
 """The bench of all checks: a machine, a call on it, and how calls are timed and compared."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from attn_exp.attention.inputs import make_inputs
 from attn_exp.backends.base import Calls, load_backend
-from attn_exp.core.case import Case
-from attn_exp.core.paired_test import MARGIN_FLOOR, abba_order
-from attn_exp.core.record import Timing
-from attn_exp.core.stats import round_medians
+from attn_exp.core.case.case import Case
+from attn_exp.core.record.record import Timing
+from attn_exp.core.record.request import Measuring, Request
+from attn_exp.core.stats.paired import MARGIN_FLOOR, abba_order
+from attn_exp.core.stats.summary import round_medians
 from attn_exp.timers import make_timer
-from attn_exp.timers.loop import Entry, sample, sample_rivals
+from attn_exp.timers.call import Call
+from attn_exp.timers.loop import Cost, Entry, sample, sample_rivals
+from attn_exp.timers.pace import Load, Pace
 from attn_exp.timers.stopping import StoppingRule
-from attn_exp.timers.timed_call import Call
 from attn_exp.worker.machine.device import Machine
+from attn_exp.worker.pacing import REST_S
 
 # Always seven rounds, so that every comparison costs the same.
 SEVEN = StoppingRule(precision=0.0, min_rounds=7, max_rounds=7, budget_s=0.0)
+
+
+_FLASH = {"_target_": "attn_exp.backends.sdpa.Flash", "name": "flash"}
+MEASURING = Measuring(
+    timer="device", also=("kernel", "event"), precision=0.01, min_rounds=5, max_rounds=10, budget_s=0.1,
+    regime="sustained", passes=("forward",), seed=7,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -64,7 +74,24 @@ def attention(
         dtype="bfloat16" if device == "cuda" else "float32",
     )
     inputs = make_inputs(case, device, 7, with_gradients=gradients)
-    return case, load_backend({"_target_": "attn_exp.backends.sdpa.Flash", "name": "flash"}).prepare(case, inputs)
+    return case, load_backend(_FLASH).prepare(case, inputs)
+
+
+def flash_request(device: str, case: Case, measuring: Measuring) -> Request:
+    """Return the job of a case on flash."""
+    return Request(
+        job="check", sweep="doctor", model="check", device=device, case=case, backend=_FLASH, measuring=measuring
+    )
+
+
+def rested(load: Load, costs: Sequence[Cost]) -> Pace:
+    """Let the device rest before every block."""
+    return Pace(rest_s=REST_S)
+
+
+def unrested(load: Load, costs: Sequence[Cost]) -> Pace:
+    """Sample at once."""
+    return Pace()
 
 
 def open_bench(device: str) -> Bench:
@@ -88,8 +115,11 @@ def median_us(bench: Bench, timer: str, call: Call) -> float:
     return statistics.median(sample(make_timer(timer, bench.machine.gpu), call, SEVEN).times_us)
 
 
-def side_by_side(bench: Bench, *calls: Call, rule: StoppingRule = SEVEN, rest_s: float = 0.0) -> list[list[float]]:
-    """Return the round medians of each call in microseconds, interleaved, by the default timer."""
+def side_by_side(bench: Bench, *calls: Call, rule: StoppingRule = SEVEN, rests: bool = False) -> list[list[float]]:
+    """Return the round medians of each call in microseconds, interleaved, by the default timer.
+
+    With `rests` a GPU rests before every block, so that no power cap engages.
+    """
     entries = [Entry(make_timer(bench.timer, bench.machine.gpu), call) for call in calls]
-    timings: list[Timing] = sample_rivals(entries, rule, order=abba_order, rest_s=rest_s)
+    timings: list[Timing] = sample_rivals(entries, rule, order=abba_order, pace=rested if rests else unrested)
     return [round_medians(timing.times_us, timing.rounds) for timing in timings]

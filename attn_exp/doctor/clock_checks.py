@@ -1,4 +1,4 @@
-"""Checks 1 to 9: a GPU's clocks, timers and caches are correct, time grows with the work, and comparisons hold."""
+"""Checks 1 to 9 and 11: a GPU's clocks, timers and caches are correct, and comparisons and plain loops agree."""
 
 import math
 import statistics
@@ -6,20 +6,31 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import TypeVar
 
 import torch
 
-from attn_exp.core.flags import timing_flags
-from attn_exp.core.hardware import datasheet_peak
-from attn_exp.core.paired_test import PairedComparison, abba_order, compare_pair, margin_from_aa
-from attn_exp.doctor.bench import SEVEN, Bench, Finding, attention, median_us, side_by_side
+from attn_exp.core.host.hardware import datasheet_peak
+from attn_exp.core.record.flags import timing_flags
+from attn_exp.core.stats.paired import PairedComparison, abba_order, compare_pair, margin_from_aa
+from attn_exp.doctor.bench import (
+    MEASURING,
+    SEVEN,
+    Bench,
+    Finding,
+    attention,
+    flash_request,
+    median_us,
+    rested,
+    side_by_side,
+)
 from attn_exp.timers import make_timer
+from attn_exp.timers.call import Call
 from attn_exp.timers.gpu import SLEEP_CYCLES_PER_US
 from attn_exp.timers.loop import Entry, sample, sample_rivals
 from attn_exp.timers.stopping import StoppingRule
-from attn_exp.timers.timed_call import Call
-from attn_exp.worker.measure import BURST_REST_S
+from attn_exp.worker.measure import measure
 
 _Item = TypeVar("_Item")
 # How many comparisons each check makes: A/A, the injected difference, the difference below the floor.
@@ -28,7 +39,7 @@ COMPARISONS = {"cuda": (200, 60, 40), "cpu": (40, 20, 20)}
 PRECISE = StoppingRule(precision=0.005, min_rounds=7, max_rounds=40, budget_s=3.0)
 # A sleep that is long enough to be as long as asked: shorter ones last as long as their launch.
 _LEAST_SLEEP_US = 5.0
-# What lies between two events beside the kernel, in microseconds: 3.3 to 5.3 were seen on H200s at 37 us.
+# The time between two events beside the kernel, in microseconds: 3.3 to 5.3 were seen on H200s at 37 us.
 _AROUND_KERNEL_US = 6.0
 INJECTED = {"cuda": (0.03, 0.003), "cpu": (0.5, 0.003)}
 
@@ -113,7 +124,8 @@ def sleep_is_linear(bench: Bench) -> Finding:
     assert gpu is not None
     cycles = [200_000, 400_000, 800_000, 1_600_000]
     times = [median_us(bench, "device", partial(torch.cuda._sleep, count)) for count in cycles]
-    slopes = [(high - low) / (more - less) for low, high, less, more in _steps(times, cycles)]
+    steps = zip(pairwise(times), pairwise(cycles), strict=True)
+    slopes = [(high - low) / (more - less) for (low, high), (less, more) in steps]
     slope = (times[-1] - times[0]) / (cycles[-1] - cycles[0])
     bend = max(abs(one / slope - 1) for one in slopes)
     seen = f"bends by {100 * bend:.2f} % (limit 1), slope {1 / slope:.0f} MHz"
@@ -155,8 +167,8 @@ def twice_the_work_takes_twice_as_long(bench: Bench) -> Finding:
         _, small = attention(device, batch=batch, length=length, heads=heads)
         _, large = attention(device, batch=larger_batch, length=larger_length, heads=heads)
         # With rest before every block: otherwise only the longer call would reach the power cap.
-        one, two = side_by_side(bench, small.forward, large.forward, rest_s=BURST_REST_S if on_gpu else 0.0)
-        # What other programs take from a CPU only adds to a time.
+        one, two = side_by_side(bench, small.forward, large.forward, rests=on_gpu)
+        # Other programs on a CPU only add to a time.
         typical = statistics.median if on_gpu else min
         ratios.append(typical(two) / typical(one))
     by_batch, by_length = ratios
@@ -175,7 +187,7 @@ def timers_agree(bench: Bench) -> Finding:
         _, calls = attention("cuda", batch=batch, length=length)
         entries = [Entry(make_timer(name, gpu), calls.forward) for name in ("device", "kernel", "graph")]
         # With rest before every block: a profiler session begins with a pause, after which a capped GPU is faster.
-        timings = sample_rivals(entries, SEVEN, order=abba_order, rest_s=BURST_REST_S)
+        timings = sample_rivals(entries, SEVEN, order=abba_order, pace=rested)
         device_us, kernel_us, graph_us = (statistics.median(timing.times_us) for timing in timings)
         limit = 0.01 * device_us if device_us >= 1000 else 2 + 0.03 * device_us
         passed &= agree(device_us, kernel_us, graph_us, limit)
@@ -257,5 +269,46 @@ def _read_us(bench: Bench, megabytes: float) -> tuple[float, float]:
     return statistics.median(times[True]), statistics.median(times[False])
 
 
-def _steps(times: list[float], cycles: list[int]) -> Iterator[tuple[float, float, int, int]]:
-    return zip(times, times[1:], cycles, cycles[1:], strict=False)
+# As sweeps measure a job by default.
+SUSTAINED = replace(MEASURING, also=(), precision=0.005, min_rounds=7, max_rounds=40, patience_s=5.0, settle_s=3.0)
+_LOOP_S = 3.0
+
+
+def a_plain_loop_takes_as_long(bench: Bench) -> Finding:
+    """11: a job has the time of a plain loop of its call, by turns (A B B A)."""
+    passed, seen = True, []
+    for batch in (1, 16):
+        case, calls = attention("cuda", batch=batch, length=8192)
+        request = flash_request("cuda", case, SUSTAINED)
+        turns: list[tuple[float, float]] = []
+        for is_plain_first in (True, False):
+            plain_us = _loop_us(bench, calls.forward) if is_plain_first else 0.0
+            record = measure(request, bench.machine)
+            if record.status != "ok":
+                return Finding("a plain loop takes as long", False, f"{record.status}: {record.reason}")
+            plain_us = plain_us or _loop_us(bench, calls.forward)
+            turns.append((record.metrics["forward/time_us"], plain_us))
+        ours, plain = (statistics.fmean(several) for several in zip(*turns, strict=True))
+        passed &= abs(ours / plain - 1) <= 0.01
+        seen.append(
+            f"{batch} x 8,192: {ours:,.0f} us, a loop {plain:,.0f}, {100 * (ours / plain - 1):+.2f} % (limit 1)"
+        )
+    return Finding("a plain loop takes as long", passed, "; ".join(seen))
+
+
+def _loop_us(bench: Bench, call: Call) -> float:
+    """Return the median time of a call in the second half of a plain loop, in microseconds."""
+    gpu, times, began = bench.machine.gpu, list[float](), time.perf_counter()
+    assert gpu is not None
+    before = None
+    while time.perf_counter() - began < _LOOP_S:
+        gpu.flush("cold")
+        first = gpu.event()
+        call()
+        now = first, gpu.event()
+        if before is not None:
+            gpu.wait(before[1])
+            if time.perf_counter() - began > _LOOP_S / 2:
+                times.append(gpu.elapsed_us(*before))
+        before = now
+    return statistics.median(times)

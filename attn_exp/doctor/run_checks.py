@@ -18,13 +18,13 @@ from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import Calls
 from attn_exp.backends.package import Unavailable
 from attn_exp.backends.sdpa import Flash, Math
-from attn_exp.core.case import Case
-from attn_exp.core.flags import host_reading, others_cores, telemetry_flags
-from attn_exp.core.request import Measuring, Request
-from attn_exp.core.ticker import STAGE, STAGES
-from attn_exp.doctor.bench import Bench, Finding, attention, open_bench
+from attn_exp.core.case.case import Case
+from attn_exp.core.live_line import STAGE, STAGES
+from attn_exp.core.record.flags import host_reading, others_cores, telemetry_flags
+from attn_exp.doctor.bench import MEASURING, Bench, Finding, attention, flash_request, open_bench
 from attn_exp.doctor.clock_checks import (
     a_busy_host_does_not_count,
+    a_plain_loop_takes_as_long,
     copy_reaches_the_datasheet,
     differences_are_found,
     equal_things_are_equal,
@@ -38,18 +38,6 @@ from attn_exp.results.calibration import Calibration, device_key, write_calibrat
 from attn_exp.timers.gpu import MARK
 from attn_exp.timers.trace import Activity, split_calls
 from attn_exp.worker.measure import measure
-
-MEASURING = Measuring(
-    timer="device",
-    also=("kernel", "event"),
-    precision=0.01,
-    min_rounds=5,
-    max_rounds=10,
-    budget_s=0.1,
-    regime="sustained",
-    passes=("forward",),
-    seed=7,
-)
 
 
 def alarms_fire(bench: Bench) -> Finding:
@@ -95,10 +83,8 @@ def _status(bench: Bench, target: str) -> str:
     case, _ = attention(device, batch=1, length=128, heads=2, dim=64)
     timer, also = ("device", ("kernel",)) if device == "cuda" else ("cpu", ())
     measuring = replace(MEASURING, timer=timer, also=also)
-    request = Request(
-        job="check", sweep="doctor", model="check", device=device, case=case,
-        backend={"_target_": target, "name": "flash"}, measuring=measuring,
-    )  # fmt: skip
+    request = flash_request(device, case, measuring)
+    request = replace(request, backend={**request.backend, "_target_": target})
     return measure(request, bench.machine).status
 
 
@@ -116,6 +102,7 @@ CHECKS: dict[str, tuple[Callable[[Bench], Finding], ...]] = {
         equal_things_are_equal,
         differences_are_found,
         alarms_fire,
+        a_plain_loop_takes_as_long,
     ),
     "cpu": (twice_the_work_takes_twice_as_long, equal_things_are_equal, differences_are_found, alarms_fire),
 }
@@ -156,7 +143,8 @@ def run(device: str) -> int:
         print(f"{word} {number:>2} {finding.name}: {finding.seen}  [{seconds:.0f} s]", flush=True)
     others = others_cores(before, host_reading())
     if others > _INTERFERENCE:
-        print(f"other programs kept {others:.1f} processors busy: run the failed checks again on an idle machine")
+        again = "run the failed checks again" if failed else "the margin may be smaller"
+        print(f"other programs kept {others:.1f} processors busy: {again} on an idle machine")
     if failed or not bench.comparisons:
         print("the margin is not stored, because not every check passed")
         return len(failed)

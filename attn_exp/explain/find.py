@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attn_exp.core.errors import UserError, nearest
-from attn_exp.core.record_file import FILE_NAME
+from attn_exp.core.record.file import FILE_NAME
 from attn_exp.core.redaction import redacted
 from attn_exp.results.read import read_files, read_folder, sweep_folders
 from attn_exp.results.result import Result
 from attn_exp.tracking.location import DEFAULT_URI
 from attn_exp.tracking.mlflow_read import read_run, read_store
 
-_SHOWN = 60
 _RUN = re.compile(r"[0-9a-f]{32}")
 
 
@@ -39,15 +38,6 @@ def find(word: str, home: Path, uri: str | None) -> Found:
     Raises:
         UserError: nothing has that name. The message suggests the nearest.
     """
-    try:
-        return _find(word, home, uri)
-    except (OSError, ValueError) as error:
-        # ValueError: a zero byte.
-        said = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"'{word[:_SHOWN]}' cannot be read ({said}): give a sweep or SWEEP/JOB") from error
-
-
-def _find(word: str, home: Path, uri: str | None) -> Found:
     if _RUN.fullmatch(word):
         return _run(word, uri or DEFAULT_URI)
     if uri is not None:

@@ -1,10 +1,10 @@
-"""What was judged: calls and inputs, rows and results, streams and kernels, the source, and each pass's bits."""
+"""The judgement: calls and inputs, rows and results, streams and kernels, the source, and each pass's bits."""
 
 from collections.abc import Sequence
 
-from attn_exp.core.bitwise import told
-from attn_exp.core.judged import Form, Judged
-from attn_exp.core.record import Record
+from attn_exp.core.record.bitwise import told
+from attn_exp.core.record.checked import Form, Judged
+from attn_exp.core.record.record import Record
 from attn_exp.core.source import commit, short
 from attn_exp.core.text import SHORT, figures
 
@@ -18,7 +18,7 @@ def judged_lines(record: Record) -> list[str]:
 
 
 def _calls(judged: Sequence[Judged]) -> str:
-    """`first on normal(0, 1); fwd call 37 of 120 (drawn) and 121 (last) on normal(0, 1), signs changed`."""
+    """`first on normal(0, 1); hard on hard values; timed fwd (block 3) on normal(0, 1), signs changed`."""
     by_inputs: dict[str, list[str]] = {}
     for one in judged:
         by_inputs.setdefault(one.inputs, []).append(_call(one))
@@ -28,14 +28,13 @@ def _calls(judged: Sequence[Judged]) -> str:
 
 def _call(one: Judged) -> str:
     if one.index is None:
-        written = ["a later forward overwrites the output"] if one.overwritten else []
-        written += ["a later backward overwrites gradients"] if one.gradients_overwritten else []
-        lies = "with gaps in memory" if one.call == "again" else "in the other layout"
-        written += [f"its backward refuses a gradient {lies}"] if one.strides_refused else []
-        written += ["its backward is wrong for gradients in two layouts in turn"] if one.strides_kept else []
-        return f"{one.call} ({', '.join(written)})" if written else one.call
+        odd = ["a later forward overwrites the output"] if one.overwritten else []
+        odd += ["its backward refuses a gradient in another layout"] if one.strides_refused else []
+        odd += ["its backward is wrong for gradients in two layouts in turn"] if one.strides_kept else []
+        odd += ["it hides a NaN of the inputs"] if one.hides_nan else []
+        return f"{one.call} ({', '.join(odd)})" if odd else one.call
     passes = "+".join(SHORT.get(name, name) for name in one.passes)
-    return f"{one.call} {passes} ({one.index:,} of {one.of or one.index:,})"
+    return f"{one.call} {passes} (block {one.index:,})"
 
 
 def _looked_at(judged: Sequence[Judged]) -> str:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from attn_exp.core.profile import IN_PLACE, Profile, ProfiledKernel
-from attn_exp.core.record import Record
+from attn_exp.core.record.profile import IN_PLACE, Profile, ProfiledKernel
+from attn_exp.core.record.record import Record
 from attn_exp.core.text import SHORT, WIDTH, figures, fitted
 from attn_exp.explain.rivals import short
 
@@ -64,8 +64,7 @@ def kernel_tables(record: Record) -> list[str]:
     lines = [f"By the trace of two calls before the timing ({what}):", _table(timed)] if timed else []
     for name, profile in record.profiles.items():
         if profile.kernels:
-            notes = [*_notes(profile), *_tuned_anew(profile, record)]
-            lines += ["", f"By profiler={name}:", _table(profile.kernels), *notes, *_rates(profile, record)]
+            lines += ["", f"By profiler={name}:", _table(profile.kernels), *_notes(profile), *_rates(profile, record)]
     return lines
 
 
@@ -74,26 +73,6 @@ def _notes(profile: Profile) -> list[str]:
     known = {name for kernel in profile.kernels for name in kernel.figures}
     copied = any({IN_PLACE, "ms"} <= set(kernel.figures) for kernel in profile.kernels)
     return [*([_GAPS] if "gap_before_us" in known else []), *([_COPIES] if copied else [])]
-
-
-def _tuned_anew(profile: Profile, record: Record) -> list[str]:
-    """Return which kernels ran in another configuration than in the worker that timed them.
-
-    PyTorch's profiler ran in that worker. The other profilers have a process of their own, in which a self-tuning
-    kernel tunes itself again.
-    """
-    timed = {(one.direction, one.name): one.figures.get("grid") for one in _kernels(record, "torch")}
-    lines = []
-    for one in profile.kernels:
-        here, there = one.figures.get("grid"), timed.get((one.direction, one.name))
-        if here and there and here != there:
-            name = short(one.name, _NAME)
-            lines.append(f"tuned again: {name} ran on a grid of {here} here, and of {there} where it was timed")
-    return lines
-
-
-def _kernels(record: Record, profiler: str) -> tuple[ProfiledKernel, ...]:
-    return record.profiles[profiler].kernels if profiler in record.profiles else ()
 
 
 def _rates(profile: Profile, record: Record) -> list[str]:

@@ -1,5 +1,6 @@
 """The pages of a job and of a sweep."""
 
+import shlex
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -8,39 +9,41 @@ from pathlib import Path
 from typing import Any
 
 from attn_exp.compare.join import method_key
-from attn_exp.core.case import NORMAL
+from attn_exp.core.case.case import NORMAL
 from attn_exp.core.errors import RecordError, UserError
 from attn_exp.core.files import write_whole
-from attn_exp.core.flags import flag_notes
-from attn_exp.core.profile import FOLDER
-from attn_exp.core.record import Record
-from attn_exp.core.record_file import LOG_NAME
-from attn_exp.core.roofline import Roof, roof_of
+from attn_exp.core.record.file import LOG_NAME
+from attn_exp.core.record.flags import FLAGS
+from attn_exp.core.record.profile import FOLDER
+from attn_exp.core.record.record import Record
+from attn_exp.core.record.roofline import Roof, roof_of
 from attn_exp.core.text import SHORT, WIDTH, duration, figures, filled, grid, half_text
-from attn_exp.core.troubles import with_code
-from attn_exp.explain.conditions import condition_lines
+from attn_exp.explain.conditions import condition_lines, setting_lines
 from attn_exp.explain.find import Found
 from attn_exp.explain.judged import judged_lines
 from attn_exp.explain.kernel_tables import kernel_tables
 from attn_exp.explain.rivals import against_fastest, kind, main_kernel, short
-from attn_exp.explain.settings import setting_lines
 from attn_exp.plots.roofline import roofline_chart
 from attn_exp.plots.style import MISSING, available, save
+from attn_exp.results.cell import kernel_identity
 from attn_exp.results.result import Result, named
-from attn_exp.results.same_kernel import kernel_identity
 from attn_exp.results.store import user_path
-from attn_exp.results.table import time_text
+from attn_exp.results.table import table_order, time_text
 
 # A page shows this many cases; `attn-exp compare` shows all.
 _CASES = 6
+_PLACEHOLDERS = ["SWEEP", "SWEEP/JOB"]
 
 
 def sweep_page(target: Found) -> str:
     """Return the page of a sweep: a table per case, the fastest first, and which backends ran the same kernel."""
     groups: dict[Any, list[Result]] = defaultdict(list)
-    for result in target.results:
+    for result in sorted(target.results, key=table_order):
         groups[result.case, method_key(result), result.device_name].append(result)
     cases = "one case" if len(groups) == 1 else f"{len(groups)} cases"
+    first = next(iter(groups.values()))[0].path.parent
+    # Runs of a store have no folder to name.
+    words = [shlex.quote(str(user_path(one))) for one in (first.parent, first)] if first.is_dir() else _PLACEHOLDERS
     parts = [f"sweep {target.results[0].sweep}: {len(target.results)} jobs on {cases}"]
     for key, results in list(groups.items())[:_CASES]:
         passes = results[0].measuring.passes
@@ -51,9 +54,11 @@ def sweep_page(target: Found) -> str:
         )
         parts += ["\n".join(lines) for lines in [same_kernels(several)] if lines]
     if len(groups) > _CASES:
-        parts.append(f"and {len(groups) - _CASES} more cases: attn-exp compare SWEEP has them all")
+        parts.append(
+            f"{len(groups) - _CASES} of the {cases} are left out here; all of them: attn-exp compare {words[0]}"
+        )
     parts += [f"skipped: {sentence}" for sentence in target.broken]
-    parts.append("a page about one job: attn-exp explain SWEEP/JOB")
+    parts.append(f"a page about one job, as of the first: attn-exp explain {words[1]}")
     return "\n\n".join(parts)
 
 
@@ -185,7 +190,7 @@ def job_page(job: Result, results: Iterable[Result]) -> str:
     several = list(results)
     parts = [_head(job, record)]
     if record.status != "ok":
-        parts.append([f"{record.status}: {with_code(record.reason or '')}", *_output(job.path.parent / LOG_NAME)])
+        parts.append([f"{record.status}: {record.reason or ''}", *_output(job.path.parent / LOG_NAME)])
     else:
         parts.append(["How long", *(_timed(record, direction) for direction in record.request.measuring.passes)])
         parts += [["Timers that disagree", *job.second_opinions]] if job.second_opinions else []
@@ -201,9 +206,8 @@ def job_page(job: Result, results: Iterable[Result]) -> str:
     if record.profiles:
         parts.append(["Profiles", *_profiles(job, record)])
     parts += [["Setting", *lines] for lines in [setting_lines(record)] if lines]
-    notes = flag_notes(record.flags)
-    if notes:
-        parts.append(["Marks", *notes])
+    if notes := [f"{flag}: {FLAGS[flag][1]}" for flag in record.flags if flag in FLAGS]:
+        parts.append(["Flags", *notes])
     return "\n\n".join("\n".join(_wrapped(part)) for part in parts)
 
 
@@ -218,6 +222,7 @@ def _head(job: Result, record: Record) -> list[str]:
         f"timer {request.measuring.timer}",
         f"L2 {job.l2}" if job.l2 else "",
         f"inputs {job.measuring.inputs}" if job.measuring.inputs != NORMAL else "",
+        "accumulated gradients" if job.measuring.accumulate else "",
         f"regime {job.measuring.regime}" if job.measuring.regime != "sustained" else "",
         f"{when}, {duration(max(0.0, record.finished_at - record.started_at))}",
     ]

@@ -5,13 +5,12 @@ from collections.abc import Iterable, Sequence
 
 from attn_exp.compare.answer import spreads_for
 from attn_exp.compare.join import method_key
-from attn_exp.compare.ranking import doubt_about, ranked
+from attn_exp.compare.ranking import ranked
 from attn_exp.compare.settled import Settlements
-from attn_exp.core.flags import flag_marks
+from attn_exp.core.record.flags import flag_marks
 from attn_exp.core.text import SHORT, figures
-from attn_exp.results.cell import ChosenMetric, cells_of
+from attn_exp.results.cell import ChosenMetric, attends, cells_of, same_kernel
 from attn_exp.results.result import Result, named
-from attn_exp.results.same_kernel import attends, same_kernel
 
 
 def rivals_of(job: Result, results: Iterable[Result], direction: str) -> list[Result]:
@@ -42,7 +41,7 @@ def against_fastest(job: Result, results: Iterable[Result], direction: str) -> l
         at = [one.path for one in several].index(own.path) + 1
         place = f"{at} of {len(several)}; {_time(other, direction)} is the fastest, and this"
     times = slow.metrics[f"{direction}/time_us"] / first.metrics[f"{direction}/time_us"]
-    sentence = f"{direction}: {place} takes {times:.3g} times as long{_doubt(several, slow, direction)}"
+    sentence = f"{direction}: {place} takes {times:.3g} times as long{_tie(several, slow, direction)}"
     return [sentence, *_kernels(own, other, direction)]
 
 
@@ -54,18 +53,11 @@ def _time(result: Result, direction: str) -> str:
     return f"{result.label} ({figures(metrics[f'{direction}/time_us'])} us{more}{', marks ' + marks if marks else ''})"
 
 
-def _doubt(several: Sequence[Result], slow: Result, direction: str) -> str:
-    """Return a remark if a job decides nothing, or is tied with the fastest, as in a comparison of them all."""
+def _tie(several: Sequence[Result], slow: Result, direction: str) -> str:
+    """Return a remark if a job is too close to the fastest to call, as in a comparison of them all."""
     metric, spreads = ChosenMetric(direction=direction), spreads_for(several, None)
-    # Another one that is in doubt says nothing about these two.
-    first, *others = cells_of(several, metric)
-    cells = [first, *(cell for cell in others if cell.result is slow or not doubt_about(cell, metric))]
-    rows = ranked(cells, 0, metric, spreads, None, Settlements())
-    own = next(row for row in rows if row.cell.result is slow)
-    doubts = {row.doubt: row.cell.result.label for row in (rows[0], own) if row.doubt}
-    if doubts:
-        return f": nothing is decided ({', '.join(f'{label} is {doubt}' for doubt, label in doubts.items())})"
-    if not own.best:
+    rows = ranked(cells_of(several, metric), 0, metric, spreads, None, Settlements())
+    if not next(row for row in rows if row.cell.result is slow).best:
         return ""
     return f": within their intervals, too close to call (attn-exp duel decides {SHORT[direction]})"
 

@@ -4,18 +4,27 @@ Each choice has its simplest value first, and sizes begin at 1, so that Hypothes
 examples.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import Any
 
 from hypothesis import reject
 from hypothesis import strategies as st
 
+from attn_exp.attention.hard_values import KINDS
 from attn_exp.backends.supports import DEVICES, Supports
-from attn_exp.core.case import CAUSAL_MASKS, DTYPE_BYTES, NORMAL, Case
+from attn_exp.core.case.case import CAUSAL_MASKS, NORMAL, Case
+from attn_exp.core.case.fields import SWITCHES
+from attn_exp.core.case.filter import Conjunct, Filter
 from attn_exp.core.errors import UserError
-from attn_exp.core.hunting import EDGES, KINDS, NO_BIAS, SOFTCAPS, WORDS, Example, Space
-from attn_exp.hunt.values import REACH, whole_bytes
+from attn_exp.hunt.example import NO_BIAS, NUMBERS, OPTIONAL, WORDS, Example
 
+# Kernels work in tiles of 64 to 256 tokens: lengths at their edges, with powers of two for tensors of other sizes.
+_EDGES = (1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513, 1023, 1024, 1025, 2047)
+_SOFTCAPS = (50.0, 30.0, 5.0, 1.0)
+_PAGE_SIZES = (16, 1, 5, 64, 256)
+_KINDS = (NORMAL, *(kind for kind in KINDS if kind != "faint"))
+_TRUTHS = ("causal", *SWITCHES, "backward", "packed", "large")
 # Lengths are at most these, one of them for each example.
 _SIZES = (9, 17, 33, 66, 130, 260, 520, 1100, 2100)
 # Scores of an example: more take too long for a search of thousands.
@@ -25,15 +34,65 @@ _DIMS = (8, 16, 24, 32, 40, 48, 64, 72, 80, 96, 104, 128, 160, 192, 256)
 _MOST_DIM = 256
 _MOST_SEQUENCES = 4
 _LEAST_HARD_DIM = 16
-_LARGE_HEADS = (64, 32, 16)
+
+
+class Space:
+    """The values that examples may have, by `where=`.
+
+    Fields that it compares with constants are drawn from the values that fit, so that few draws are wasted. The rest
+    of the expression is checked after the draw.
+
+    Raises:
+        UserError: the expression is invalid, names an unknown field, or leaves a field without a value.
+    """
+
+    def __init__(self, where: str | None) -> None:
+        self._values = {**WORDS, "inputs": _KINDS, **dict.fromkeys(_TRUTHS, (False, True))}
+        known = {name: itemgetter(name) for name in (*NUMBERS, *self._values)}
+        self._conjuncts: tuple[Conjunct, ...] = ()
+        shown = ""
+        if where:
+            # A number's values are an example of its type.
+            filter_ = Filter(
+                where, known, lambda name: self._values.get(name, (1,)), f"the fields are {', '.join(known)}"
+            )
+            self._conjuncts, shown = filter_.conjuncts(), filter_.shown
+        self._alone = {name: [one for one in self._conjuncts if one.names == {name}] for name in known}
+        for name in filter(self.restricts, known):
+            if not (self.among(name, self._values[name]) if name in self._values else self.numbers(name)):
+                raise UserError(f"{shown} leaves no value of {name}: relax it")
+
+    def restricts(self, name: str) -> bool:
+        """Whether the expression compares this field only with constants."""
+        return bool(self._alone[name])
+
+    def among(self, name: str, candidates: Iterable[Any]) -> list[Any]:
+        """Return those of the candidates that fit."""
+        return [value for value in candidates if all(one.test({name: value}) for one in self._alone[name])]
+
+    def numbers(self, name: str) -> list[Any]:
+        """Return the values of a number that the expression restricts, ascending, None first."""
+        constants = [value for one in self._alone[name] for value in one.constants if isinstance(value, float)]
+        near = {value + step for value in constants for step in (-1, 0, 1)} | {2 * value for value in constants}
+        if name == "softcap":
+            candidates: list[Any] = sorted({*_SOFTCAPS, *constants})
+        else:
+            whole = {int(value) for value in near if value == int(value) and 0 < value < 1 << 25}
+            candidates = sorted({*range(1, 41), *_EDGES, *whole})
+        return self.among(name, [None, *candidates] if name in OPTIONAL else candidates)
+
+    def fits(self, example: Example) -> bool:
+        """Whether the expression holds for an example."""
+        fields = example.fields
+        return all(one.test(fields) for one in self._conjuncts)
 
 
 class Examples:
     """Strategies of examples for a backend: small ones, and ones with offsets above 2^31 elements.
 
     Args:
-        supports: what the backend declares.
-        space: what `where=` leaves.
+        supports: the declared support of the backend.
+        space: the space that `where=` leaves.
         device: `cpu` or `cuda`.
 
     Raises:
@@ -58,10 +117,6 @@ class Examples:
         """Return the strategy of small examples with large steps in memory."""
         return st.composite(self._spread)()
 
-    def whole(self, memory_bytes: int) -> st.SearchStrategy[Example]:
-        """Return the strategy of examples with more than 2^31 elements in a tensor, in this much memory."""
-        return st.composite(self._whole)(memory_bytes)
-
     def _small(self, draw: st.DrawFn) -> Example:
         supports = self.supports
         dtype = self._pick(draw, "dtype", self.dtypes)
@@ -81,16 +136,23 @@ class Examples:
         head_dim, value_dim = self._dims(draw)
         sink = self._truth(draw, "sink", supports.sink)
         alibi = self._truth(draw, "alibi", supports.alibi)
+        latent = self._truth(draw, "latent", supports.latent and not backward)
+        value_dim = min(head_dim, value_dim) if latent else value_dim
+        sizes = supports.page_sizes or _PAGE_SIZES
+        page_size = self._optional(draw, "page_size", sizes, supports.paged and not backward)
         bias = self._pick(draw, "bias", WORDS["bias"] if supports.bias and not packed else WORDS["bias"][:1])
+        # Each channel of hard values has a role, so that there have to be some.
+        kinds = _KINDS if min(head_dim, value_dim) >= _LEAST_HARD_DIM else (NORMAL,)
         example = Example(
             case=self._case(
                 batch=batch, q_heads=q_heads, kv_heads=kv_heads, q_len=q_len, kv_len=kv_len, head_dim=head_dim,
                 value_dim=value_dim, dtype=dtype, causal=causal, lengths=lengths, sink=sink,
-                softcap=self._softcap(draw), alibi=alibi, bias=None if bias == NO_BIAS else bias,
+                softcap=self._optional(draw, "softcap", _SOFTCAPS, supports.softcap), alibi=alibi,
+                bias=None if bias == NO_BIAS else bias, latent=latent, page_size=page_size,
                 **self._mask(draw, causal, kv_len),
                 align=self._pick(draw, "align", WORDS["align"]), layout=self._pick(draw, "layout", WORDS["layout"]),
             ),
-            inputs=self._inputs(draw, min(head_dim, value_dim)), backward=backward, seed=draw(st.integers(0, 1 << 16)),
+            inputs=self._pick(draw, "inputs", kinds), backward=backward, seed=draw(st.integers(0, 1 << 16)),
         )  # fmt: skip
         if not self.space.fits(example):
             reject()
@@ -112,53 +174,24 @@ class Examples:
             reject()
         return example
 
-    def _whole(self, draw: st.DrawFn, memory_bytes: int) -> Example:
-        dtype = self._pick(draw, "dtype", sorted(self.dtypes, key=DTYPE_BYTES.__getitem__))
-        backward = self._truth(draw, "backward", "backward" in self.supports.passes_at(dtype))
-        head_dim, value_dim = self._dims(draw, least=64)
-        if self.supports.value_dims == "any" and not self.space.restricts("value_dim"):
-            # One large tensor is enough.
-            value_dim = draw(st.sampled_from((8, value_dim)))
-        batch, heads = draw(st.sampled_from((1, 2, 4))), draw(st.sampled_from(_LARGE_HEADS))
-        # The last head of the last row of the batch begins beyond the reach.
-        long, short = -(-REACH // ((batch * heads - 1) * head_dim)), draw(st.integers(1, 3))
-        q_len, kv_len = draw(st.sampled_from(((short, long), (long, short))))
-        case = self._case(
-            batch=batch, q_heads=heads, kv_heads=heads, q_len=q_len, kv_len=kv_len, head_dim=head_dim,
-            value_dim=value_dim, dtype=dtype, causal=self._truth(draw, "causal", True),
-            align=self._pick(draw, "align", WORDS["align"]), layout=self._pick(draw, "layout", WORDS["layout"]),
-        )  # fmt: skip
-        example = Example(case=case, backward=backward, seed=draw(st.integers(0, 255)), large="whole")
-        if whole_bytes(case, backward=backward) > memory_bytes or not self.space.fits(example):
-            reject()
-        return example
-
     def _case(self, **values: Any) -> Case:
         try:
             case = Case(**values)
         except UserError:
             reject()
         if self.supports.refusal(case, self.device):
-            # What it declares not to compute is not worth a count.
+            # A case that the backend declares not to compute is not counted.
             reject()
         return case
 
-    def _inputs(self, draw: st.DrawFn, dim: int) -> str:
-        """Draw the kind of values, for the least of the head dimensions."""
-        # Of hard values each channel has a role, so that there have to be some.
-        fitting = [kind for kind in self.space.among("inputs", KINDS) if kind == NORMAL or dim >= _LEAST_HARD_DIM]
+    def _pick(self, draw: st.DrawFn, name: str, choices: Sequence[Any]) -> Any:
+        fitting = self.space.among(name, choices)
         if not fitting:
             reject()
-        return str(draw(st.sampled_from(fitting)))
-
-    def _pick(self, draw: st.DrawFn, name: str, choices: Sequence[Any]) -> Any:
-        return draw(st.sampled_from(self.space.among(name, choices)))
+        return draw(st.sampled_from(fitting))
 
     def _truth(self, draw: st.DrawFn, name: str, possible: bool) -> bool:
-        choices = [one for one in self.space.among(name, (False, True)) if possible or not one]
-        if not choices:
-            reject()
-        return bool(draw(st.sampled_from(choices)))
+        return bool(self._pick(draw, name, (False, True) if possible else (False,)))
 
     def _number(self, draw: st.DrawFn, name: str, most: int) -> int:
         """Draw a number from 1 to `most`, or of those that `where=` leaves, however large."""
@@ -167,16 +200,16 @@ class Examples:
         return draw(st.integers(1, max(1, most)))
 
     def _heads(self, draw: st.DrawFn) -> tuple[int, int]:
-        if self.space.restricts("q_heads"):
+        space = self.space
+        if space.restricts("q_heads"):
             q_heads = self._number(draw, "q_heads", 1)
             divisors = [one for one in range(q_heads, 0, -1) if q_heads % one == 0]
-            fitting = [one for one in divisors if not self.space.restricts("kv_heads") or self._leaves("kv_heads", one)]
+            fitting = (
+                [one for one in divisors if one in space.numbers("kv_heads")] if space.restricts("kv_heads") else []
+            )
             return q_heads, draw(st.sampled_from(fitting or divisors))
         kv_heads = self._number(draw, "kv_heads", 3)
         return kv_heads * (draw(st.integers(1, 4)) if self.supports.grouped else 1), kv_heads
-
-    def _leaves(self, name: str, value: int) -> bool:
-        return value in self.space.numbers(name)
 
     def _lengths(self, draw: st.DrawFn, most: int) -> tuple[int, int]:
         """Draw q_len and kv_len with at most this many scores."""
@@ -194,18 +227,18 @@ class Examples:
         if self.space.restricts(name) or not draw(st.booleans()):
             return length
         # The nearest edge of a tile, so that a shrunk length shrinks through the edges.
-        return max((edge for edge in EDGES if edge <= length), default=1)
+        return max((edge for edge in _EDGES if edge <= length), default=1)
 
     def _packed(self, draw: st.DrawFn, most: int) -> list[int]:
         size = max(1, min(draw(st.sampled_from(_SIZES)), most) // 2)
         count = draw(st.integers(1, _MOST_SEQUENCES))
         return [self._length(draw, "q_len", size) for _ in range(count)]
 
-    def _dims(self, draw: st.DrawFn, least: int = 1) -> tuple[int, int]:
+    def _dims(self, draw: st.DrawFn) -> tuple[int, int]:
         supports, space = self.supports, self.space
         largest, step = supports.largest_head_dim or _MOST_DIM, supports.head_dim_multiple
         there = supports.head_dims or sorted({*range(step, 41, step), *(dim for dim in _DIMS if dim % step == 0)})
-        there = [dim for dim in there if least <= dim <= largest] or list(there)[-1:]
+        there = [dim for dim in there if dim <= largest] or list(there)[-1:]
         # A dimension of the user's own may be none of these.
         head_dim = self._number(draw, "head_dim", 1) if space.restricts("head_dim") else draw(st.sampled_from(there))
         if space.restricts("value_dim"):
@@ -227,8 +260,8 @@ class Examples:
             return {}
         return {draw(st.sampled_from(there)): draw(st.integers(1, kv_len + 1))}
 
-    def _softcap(self, draw: st.DrawFn) -> float | None:
-        if self.space.restricts("softcap"):
-            softcap: float | None = draw(st.sampled_from(self.space.numbers("softcap")))
-            return softcap
-        return draw(st.sampled_from([None, *SOFTCAPS])) if self.supports.softcap else None
+    def _optional(self, draw: st.DrawFn, name: str, choices: Sequence[Any], possible: bool) -> Any:
+        """Draw a number that a case may be without."""
+        if self.space.restricts(name):
+            return draw(st.sampled_from(self.space.numbers(name)))
+        return draw(st.sampled_from([None, *choices])) if possible else None

@@ -16,18 +16,18 @@ import msgspec
 
 from attn_exp.backends.supports import Supports
 from attn_exp.core.errors import how_it_ended
-from attn_exp.core.hunting import Example, Outcome, Script, Task
-from attn_exp.core.process import die_with_parent, limit_memory, prefer_to_be_killed
+from attn_exp.core.host.process import die_with_parent, limit_memory, prefer_to_be_killed
+from attn_exp.hunt.example import Example, Outcome
 from attn_exp.worker.machine.device import import_autograd
 
 # An example that takes longer hangs. Compilers take a minute for a kernel with all its configurations.
-LIMIT_S = {"cpu": 60.0, "cuda": 150.0}
+_LIMIT_S = {"cpu": 60.0, "cuda": 150.0}
 _START_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hello:
-    """What a forked process says first: what its backend declares to support, or why it cannot be loaded."""
+    """The first message of a forked process: its backend's declared support, or why it cannot be loaded."""
 
     supports: Supports | None = None
     missing: str | None = None
@@ -37,11 +37,11 @@ class Tester:
     """A forked process that runs examples, replaced when it dies.
 
     Args:
-        make: returns, in the forked process, its first words and the function that does a task.
+        make: returns, in the forked process, its first words and the function that tries an example.
         device: `cpu` or `cuda`.
     """
 
-    def __init__(self, make: Callable[[], tuple[Hello, Callable[[Task], Outcome | Script]]], device: str) -> None:
+    def __init__(self, make: Callable[[], tuple[Hello, Callable[[Example], Outcome]]], device: str) -> None:
         self._make = make
         self._device = device
         self._process: int | None = None
@@ -59,33 +59,26 @@ class Tester:
         ended = how_it_ended(self.close())
         return Hello(missing=f"loading it takes longer than {_START_S:.0f} s" if hangs else f"the process {ended}")
 
-    def script(self, example: Example, outcome: Outcome) -> Script | None:
-        """Return the script of a find; None if it cannot be written."""
-        line = self._answer(Task(example=example, outcome=outcome), time.monotonic() + LIMIT_S[self._device])
-        if not line:
-            self.close()
-            return None
-        return msgspec.json.decode(line, type=Script)
-
     def outcome(self, example: Example, until: float) -> Outcome | None:
         """Return what comes of an example; None if it was still running at `until` (of `time.monotonic`)."""
-        limit = time.monotonic() + LIMIT_S[self._device]
-        line = self._answer(Task(example=example), min(until, limit))
-        if line is None and time.monotonic() < limit:
-            self.close()
-            return None
+        limit = time.monotonic() + _LIMIT_S[self._device]
+        if self._process is None:
+            self.hello()
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._to, msgspec.json.encode(example) + b"\n")
+        line = self._line(min(until, limit))
+        if line:
+            outcome = msgspec.json.decode(line, type=Outcome)
+            if outcome.poisoned:
+                self.close()
+            return outcome
+        code = self.close()
         if line is None:
-            self.close()
-            return Outcome(status="timeout", reason=f"it had not returned after {LIMIT_S[self._device]:.0f} s")
-        if not line:
-            code = self.close()
-            if code == -signal.SIGKILL:
-                return Outcome(status="out_of_memory", reason="the process was killed, as the kernel does for memory")
-            return Outcome(status="crashed", reason=f"the process {how_it_ended(code)}")
-        outcome = msgspec.json.decode(line, type=Outcome)
-        if outcome.poisoned:
-            self.close()
-        return outcome
+            hangs = f"it had not returned after {_LIMIT_S[self._device]:.0f} s"
+            return None if time.monotonic() < limit else Outcome(status="timeout", reason=hangs)
+        if code == -signal.SIGKILL:
+            return Outcome(status="out_of_memory", reason="the process was killed, as the kernel does for memory")
+        return Outcome(status="crashed", reason=f"the process {how_it_ended(code)}")
 
     def close(self) -> int:
         """End the process and return its exit code, negative for a signal."""
@@ -104,13 +97,6 @@ class Tester:
             os.killpg(process, signal.SIGKILL)
             _, status = os.waitpid(process, 0)
         return os.waitstatus_to_exitcode(status)
-
-    def _answer(self, task: Task, until: float) -> bytes | None:
-        if self._process is None:
-            self.hello()
-        with contextlib.suppress(BrokenPipeError):
-            os.write(self._to, msgspec.json.encode(task) + b"\n")
-        return self._line(until)
 
     def _line(self, until: float) -> bytes | None:
         """Return the next line, empty if the process has ended, or None if there is none by `until`."""
@@ -149,7 +135,7 @@ class Tester:
             os.write(outcomes[1], msgspec.json.encode(hello) + b"\n")
             with os.fdopen(tasks[0], "rb") as lines:
                 for line in lines:
-                    answer = run(msgspec.json.decode(line, type=Task))
+                    answer = run(msgspec.json.decode(line, type=Example))
                     os.write(outcomes[1], msgspec.json.encode(answer) + b"\n")
         except BaseException:
             traceback.print_exc()

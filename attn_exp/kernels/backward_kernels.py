@@ -2,8 +2,8 @@
 
 The saved logarithm of each row's sum allows computing the weights p again, block by block. Then dv = pT dO, ds = p (dO
 vT - delta) with delta = rowsum(dO out), dq = scale ds k and dk = scale dsT q. One kernel iterates over the queries and
-sums dk and dv, another iterates over the keys and sums dq. Both compute q kT and dO vT, but every sum stays in
-registers and has a fixed order, so the same inputs give bitwise identical gradients.
+sums dk and dv, another iterates over the keys and sums dq. Both compute q kT and dO vT. Every sum stays in registers
+and has a fixed order, so the same inputs give bitwise identical gradients.
 """
 
 import triton
@@ -123,11 +123,11 @@ def dkdv_kernel(
 ):
     """Compute dk and dv of one block of keys of one key-value head, summed over the queries of its group's heads.
 
-    All tiles are transposed, (keys, queries): the tensor cores then produce pT and dsT in registers, where the next
-    product needs its left operand, and k and v, the left operands of the first two, stay for the whole loop. WANT_DK
-    and WANT_DV allow leaving one sum out if both exceed the registers. Under a causal mask more queries see the first
-    keys, so these come first. With BOUNDED, `query_bounds` has the first and, `query_bounds_len` numbers later, the
-    last query that sees each key, as `key_bounds` has the keys of each query. With ALIBI and BIASED scores get what
+    All tiles are transposed, (keys, queries). The tensor cores then produce pT and dsT in registers, where the next
+    product needs its left operand. The left operands of the first two, k and v, stay for the whole loop. WANT_DK and
+    WANT_DV allow leaving one sum out if both exceed the registers. Under a causal mask more queries see the first keys,
+    so these come first. With BOUNDED, `query_bounds` has the first and, `query_bounds_len` numbers later, the last
+    query that sees each key, as `key_bounds` has the keys of each query. With ALIBI and BIASED scores get what
     `added_log2` adds.
     """
     blocks = tl.cdiv(kv_len, BLOCK_N)

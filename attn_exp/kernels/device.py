@@ -23,8 +23,8 @@ def load_tile(
 ):
     """Load rows `row` to `row` + ROWS - 1 of one head, (ROWS, COLUMNS), with zeros beyond `length` rows or DIM columns.
 
-    `source` is a pointer, or with TMA a descriptor of the whole (batch, heads, length, dim) tensor, whose addresses and
-    bounds Hopper's copy engine computes instead of the threads.
+    `source` is a pointer, or with TMA a descriptor of the whole (batch, heads, length, dim) tensor. Hopper's copy
+    engine then computes addresses and bounds instead of the threads.
     """
     if TMA:
         tile = source.load([batch, head, row, 0]).reshape(ROWS, COLUMNS)
@@ -39,6 +39,34 @@ def load_tile(
             tile = tl.load(pointers, mask=(row + rows < length) & (columns < DIM), other=0.0)
         else:
             tile = tl.load(pointers, mask=row + rows < length, other=0.0)
+    return tile
+
+
+@triton.jit
+def load_keys(
+    source,
+    strides,
+    slots,
+    batch,
+    head,
+    row,
+    length,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DIM: tl.constexpr,
+    TMA: tl.constexpr,
+    PAGED: tl.constexpr,
+):
+    """Load keys or values as `load_tile` does, or with PAGED from their slots of a pool, `slots` (batch, length)."""
+    if PAGED:
+        rows = row + tl.arange(0, ROWS)
+        columns = tl.arange(0, COLUMNS)[None, :]
+        slot = tl.load(slots + tl.cast(batch, tl.int64) * length + rows, mask=rows < length, other=0)
+        # 64 bits: a pool may have more than 2^31 elements.
+        first = tl.cast(head, tl.int64) * strides[1] + slot.to(tl.int64)[:, None] * strides[2]
+        tile = tl.load(source + first + columns, mask=(rows < length)[:, None] & (columns < DIM), other=0.0)
+    else:
+        tile = load_tile(source, strides, batch, head, row, length, ROWS, COLUMNS, DIM, TMA)
     return tile
 
 
@@ -140,8 +168,8 @@ def keys_of(
 
     Some query sees the keys from `begin` to `end`, all queries see those from `full_begin` to `full_end`. Blocks of
     BLOCK_N keys start at multiples of BLOCK_N. Blocks between the full bounds need no mask, those around them do, and
-    all others are hidden and skipped. AT_LEAST_ONE keeps one block even if it is hidden: ptxas (CUDA 12.8) serializes
-    some kernels' matrix products if the loop over the blocks may be empty, "due to non wgmma instructions defining
+    all others are hidden and skipped. AT_LEAST_ONE keeps one block even if it is hidden. If the loop over the blocks
+    may be empty, ptxas (CUDA 12.8) serializes some kernels' matrix products, "due to non wgmma instructions defining
     accumulator registers", and others' if it may not.
     """
     last_query = tl.minimum(first_query + BLOCK_M, q_len) - 1

@@ -1,15 +1,25 @@
 """The forward kernel: one program computes one block of queries of one head, as in FlashAttention-2.
 
-FlashAttention-2 (arXiv:2307.08691, algorithm 1) with the online softmax of Milakov and Gimelshein (arXiv:1805.02867):
-the scores of a block of keys live only in registers; when a block raises a row's maximum, the sums so far are scaled
-down. Exponents are base 2, for which the hardware has an instruction; log2(e) is folded into the factor of the scores.
-Triton's tutorial 06 ("Fused Attention") is the same algorithm for equal lengths and heads.
+It is FlashAttention-2 (arXiv:2307.08691, algorithm 1) with the online softmax of Milakov and Gimelshein
+(arXiv:1805.02867). The scores of a block of keys live only in registers; when a block raises a row's maximum, the sums
+so far are scaled down. Exponents are base 2, for which the hardware has an instruction; log2(e) is folded into the
+factor of the scores. Triton's tutorial 06 ("Fused Attention") is the same algorithm for equal lengths and heads.
 """
 
 import triton
 import triton.language as tl
 
-from attn_exp.kernels.device import added_log2, bounded_keys, keys_of, load_tile, store_tile, tanh, visible, within
+from attn_exp.kernels.device import (
+    added_log2,
+    bounded_keys,
+    keys_of,
+    load_keys,
+    load_tile,
+    store_tile,
+    tanh,
+    visible,
+    within,
+)
 
 
 @triton.jit(do_not_specialize=["q_len", "kv_len", "offset", "window", "bounds_len", "sizes"])
@@ -20,6 +30,7 @@ def forward_kernel(
     out,
     lse_log2,
     key_bounds,
+    slots,
     sinks_log2,
     slopes_log2,
     own_keys,
@@ -48,6 +59,7 @@ def forward_kernel(
     SINKS: tl.constexpr,
     ALIBI: tl.constexpr,
     BIASED: tl.constexpr,
+    PAGED: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
     TMA: tl.constexpr,
@@ -61,9 +73,10 @@ def forward_kernel(
     cases for the autotuner. With BOUNDED, `key_bounds` has the first and, `bounds_len` numbers later, the last key of
     each query, for as many queries as blocks have. With SINKS, `sinks_log2` has a logit of each head in base 2, which
     every row begins with, as with a key that has no value. With ALIBI and BIASED the scores get what `added_log2` adds.
+    With PAGED keys and values are in a pool (1, kv_heads, slots, dim), and `slots` (batch, kv_len) has where each is.
 
-    OVERLAP delays each block's product with v until the next block's scores are computed, so that the tensor cores work
-    on it while the exponentials are computed (FlashAttention-3, arXiv:2407.08608, section 3.2).
+    OVERLAP delays each block's product with v until the next block's scores are computed. The tensor cores work on it
+    while the exponentials are computed (FlashAttention-3, arXiv:2407.08608, section 3.2).
     """
     blocks = tl.cdiv(q_len, BLOCK_M)
     # Blocks of one head run next to each other and share its keys in L2.
@@ -100,7 +113,7 @@ def forward_kernel(
     pending_rescale = tl.full([BLOCK_M], 1.0, tl.float32)
     # Not with warp_specialize=True: Triton 3.6 compiles that for Hopper, and the kernel hangs.
     for key in tl.range(begin, end, BLOCK_N):
-        k_tile = load_tile(k, k_strides, batch, kv_head, key, kv_len, BLOCK_N, BLOCK_D, DIM, TMA)
+        k_tile = load_keys(k, k_strides, slots, batch, kv_head, key, kv_len, BLOCK_N, BLOCK_D, DIM, TMA, PAGED)
         scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
         if SOFTCAPPED:
             scores = tanh(scores * inner, PRECISE=q_tile.dtype == tl.float32)
@@ -128,7 +141,9 @@ def forward_kernel(
         if OVERLAP:
             # In the first iteration the pending weights are 0, so any keys do.
             before = tl.maximum(key - BLOCK_N, begin)
-            v_tile = load_tile(v, v_strides, batch, kv_head, before, kv_len, BLOCK_N, BLOCK_DV, VALUE_DIM, TMA)
+            v_tile = load_keys(
+                v, v_strides, slots, batch, kv_head, before, kv_len, BLOCK_N, BLOCK_DV, VALUE_DIM, TMA, PAGED
+            )
             weights_before = pending.to(q_tile.dtype, bitcast=True)
             total = tl.dot(weights_before, v_tile, total * pending_rescale[:, None], input_precision="ieee")
         new_max = tl.maximum(row_max, tl.max(scores, 1) * factor)
@@ -142,11 +157,15 @@ def forward_kernel(
             pending = weights.to(q_tile.dtype).to(pending.dtype, bitcast=True)
             pending_rescale = rescale
         else:
-            v_tile = load_tile(v, v_strides, batch, kv_head, key, kv_len, BLOCK_N, BLOCK_DV, VALUE_DIM, TMA)
+            v_tile = load_keys(
+                v, v_strides, slots, batch, kv_head, key, kv_len, BLOCK_N, BLOCK_DV, VALUE_DIM, TMA, PAGED
+            )
             total = tl.dot(weights.to(q_tile.dtype), v_tile, total * rescale[:, None], input_precision="ieee")
     if OVERLAP:
         last_block = begin + tl.maximum(end - 1 - begin, 0) // BLOCK_N * BLOCK_N
-        v_tile = load_tile(v, v_strides, batch, kv_head, last_block, kv_len, BLOCK_N, BLOCK_DV, VALUE_DIM, TMA)
+        v_tile = load_keys(
+            v, v_strides, slots, batch, kv_head, last_block, kv_len, BLOCK_N, BLOCK_DV, VALUE_DIM, TMA, PAGED
+        )
         weights_before = pending.to(q_tile.dtype, bitcast=True)
         total = tl.dot(weights_before, v_tile, total * pending_rescale[:, None], input_precision="ieee")
     blind = row_sum == 0.0

@@ -1,11 +1,11 @@
 """Attention in Helion, forward and backward: FlashAttention's online softmax, written as tiles of PyTorch.
 
 Tensors are flattened to (batch * heads, length, dim). Scores are base 2, since exp2 is a GPU instruction. The backward
-recomputes them in two kernels, one for dk and dv and one for dq, so that it needs no atomic additions and gradients are
-reproducible (FlashAttention-2, arXiv:2307.08691, algorithm 2).
+recomputes them in two kernels, one for dk and dv and one for dq (FlashAttention-2, arXiv:2307.08691, algorithm 2). It
+needs no atomic additions, and gradients are reproducible.
 
-Index vectors are transposed with `unsqueeze` instead of `[:, None]`: Helion 1.0 takes a slice whose length it guesses
-to be the head dimension's for that dimension, and its masks then have the wrong shape.
+Index vectors are transposed with `unsqueeze` instead of `[:, None]`. Helion 1.0 guesses a slice's dimension from its
+length: it may take it for the head dimension, and its masks then have the wrong shape.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ LOWEST = -1e30
 
 @dataclass(frozen=True)
 class Problem:
-    """What the kernels are specialized for besides shapes: a `Case`'s masks; `offset` is `Case.offset`.
+    """Specialization of the kernels besides shapes: a `Case`'s masks; `offset` is `Case.offset`.
 
     Lengths are 2 or more: Helion 1.0 broadcasts a dimension of size 1 over a whole tile without masking the rest.
     """
@@ -252,9 +252,9 @@ _DQ_TILES = {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (64, 32, 8, 1)}
 def compiled(head_dim: int, autotune: str = "none") -> Kernels:
     """Return the kernels with tiles for a head dimension.
 
-    With another `autotune` than `none` Helion searches the remaining parameters for each shape. The rows that a tile
-    holds are excluded from the search: in arithmetic on a tile's block size or end, which the bounds of a causal mask
-    need, Helion 1.0 uses wrong numbers (its hint of 64, the tile's begin).
+    With another `autotune` than `none` Helion searches the remaining parameters for each shape. The search excludes the
+    rows of a tile. The bounds of a causal mask need arithmetic on a tile's block size or end, for which Helion 1.0 uses
+    wrong numbers (its hint of 64, the tile's begin).
     """
 
     def tuned(function: Any, tiles: dict[int, tuple[int, int, int, int]]) -> Callable[..., Any]:

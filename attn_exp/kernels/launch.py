@@ -9,9 +9,8 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from attn_exp.kernels import tuning
-from attn_exp.kernels.added import LOG2_E, Added
 from attn_exp.kernels.backward_kernels import dkdv_kernel, dq_kernel, rows_kernel
-from attn_exp.kernels.bounds import Bounds
+from attn_exp.kernels.bounds import LOG2_E, Added, Bounds
 from attn_exp.kernels.forward_kernel import forward_kernel
 
 ROWS_BLOCK = 64
@@ -19,7 +18,7 @@ ROWS_BLOCK = 64
 WIDEST_SUMS = 256
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Scores:
     """How scores follow from q kT: scale, softcap, what is added, and mask.
 
@@ -76,15 +75,18 @@ def launch_forward(
     scores: Scores,
     *,
     sinks_log2: torch.Tensor | None = None,
+    slots: torch.Tensor | None = None,
     config: triton.Config | None = None,
     tma: bool | None = None,
 ) -> None:
     """Fill `out_bhsd` and `lse_log2` (batch, q_heads, q_len); if `config` is None the autotuner chooses.
 
     `sinks_log2` (q_heads) in float32 are logits of base 2 that join each row's sum; the backward needs only the sum.
+    With `slots` (batch, kv_len) keys and values are pools (1, kv_heads, slots, dim).
     """
     batch, q_heads, q_len, _ = q_bhsd.shape
-    tma = _tma(tma, q_bhsd, k_bhsd, v_bhsd)
+    # The copy engine reads rows that lie behind each other.
+    tma = False if slots is not None else _tma(tma, q_bhsd, k_bhsd, v_bhsd)
     q, k, v = (_source(tensor, tma) for tensor in (q_bhsd, k_bhsd, v_bhsd))
     _run(
         forward_kernel,
@@ -102,7 +104,9 @@ def launch_forward(
         q_heads=q_heads,
         sinks_log2=sinks_log2,
         SINKS=sinks_log2 is not None,
-        **_common(q_bhsd, k_bhsd, v_bhsd, scores, tma),
+        slots=slots,
+        PAGED=slots is not None,
+        **_common(q_bhsd, k_bhsd, v_bhsd, scores, tma, kv_len=None if slots is None else slots.shape[1]),
     )
 
 
@@ -258,14 +262,20 @@ def _strides(tensor: torch.Tensor) -> tuple[int, int, int]:
 
 
 def _common(
-    q_bhsd: torch.Tensor, k_bhsd: torch.Tensor, v_bhsd: torch.Tensor, scores: Scores, tma: bool
+    q_bhsd: torch.Tensor,
+    k_bhsd: torch.Tensor,
+    v_bhsd: torch.Tensor,
+    scores: Scores,
+    tma: bool,
+    kv_len: int | None = None,
 ) -> dict[str, Any]:
-    q_len, kv_len, dim, value_dim = q_bhsd.shape[2], k_bhsd.shape[2], q_bhsd.shape[3], v_bhsd.shape[3]
+    q_len, dim, value_dim = q_bhsd.shape[2], q_bhsd.shape[3], v_bhsd.shape[3]
+    kv_len = k_bhsd.shape[2] if kv_len is None else kv_len
     return {
         "q_len": q_len,
         "kv_len": kv_len,
         # Tuned for each case, whatever ran before. 31 bits, since a wider integer would compile the kernels again.
-        "sizes": hash((*q_bhsd.shape, *k_bhsd.shape, *scores.mask)) & 0x7FFFFFFF,
+        "sizes": hash((*q_bhsd.shape, *k_bhsd.shape, kv_len, *scores.mask)) & 0x7FFFFFFF,
         "GROUP": q_bhsd.shape[1] // k_bhsd.shape[1],
         "DIM": dim,
         "VALUE_DIM": value_dim,

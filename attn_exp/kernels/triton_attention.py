@@ -7,12 +7,9 @@ from typing import Any
 
 import torch
 
-from attn_exp.kernels.added import LOG2_E, Added
-from attn_exp.kernels.bounds import Bounds
+from attn_exp.kernels.bounds import LOG2_E, Added, Bounds
 from attn_exp.kernels.launch import Scores, launch_dkdv, launch_dq, launch_forward, launch_rows
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-LARGEST_DIM = 256
 # Positions and their differences are 32-bit in the kernels.
 _LARGEST_POSITION = 1 << 29
 # The arguments of the operators that are tensors: q, k, v and sinks, what is added, and bounds.
@@ -32,6 +29,7 @@ def attention(
     bounds: Bounds | None = None,
     sinks: torch.Tensor | None = None,
     added: Added | None = None,
+    slots: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute softmax(scores) v with scores = scale * q kT, differentiable in q, k, v and the sinks.
 
@@ -49,42 +47,73 @@ def attention(
         softcap: scores = softcap * tanh(scores / softcap), before the mask.
         bounds: another mask in place of the causal one (attn_exp/kernels/bounds.py).
         sinks: a logit of each query head, (1, q_heads, 1, 1), that joins the softmax's denominator.
-        added: what is added to scores after the softcap (attn_exp/kernels/added.py); it has no gradient.
+        added: terms added to scores after the softcap (attn_exp/kernels/bounds.py); they have no gradient.
+        slots: the position of each key, int32 (batch, kv_len), if `k_bhsd` and `v_bhsd` are pools (pages, page_size,
+            kv_heads, dim): page x page_size + place in the page. There is no backward then. Slots outside of the pool
+            are not detected, since that would wait for the GPU.
 
     Returns:
         (batch, q_heads, q_len, value_dim), with q's memory layout if their dimensions are equal.
 
     Raises:
-        ValueError: shapes, dtypes, strides or options do not fit together.
+        ValueError: the last dimension of q, k or v is not contiguous.
     """
-    _check(q_bhsd, k_bhsd, v_bhsd)
-    head_dim, q_len, kv_len = q_bhsd.shape[3], q_bhsd.shape[2], k_bhsd.shape[2]
+    if slots is not None:
+        # Pools (pages, page_size, kv_heads, dim) as views (batch, kv_heads, slots, dim).
+        k_bhsd, v_bhsd = (
+            pool.flatten(0, 1).transpose(0, 1).expand(len(q_bhsd), -1, -1, -1) for pool in (k_bhsd, v_bhsd)
+        )
+    if not q_bhsd.stride(3) == k_bhsd.stride(3) == v_bhsd.stride(3) == 1:
+        raise ValueError("the last dimension of q, k and v must be contiguous: call .contiguous() first")
+    head_dim, q_len = q_bhsd.shape[3], q_bhsd.shape[2]
+    kv_len = k_bhsd.shape[2] if slots is None else slots.shape[1]
     scale = head_dim**-0.5 if scale is None else scale
     offset = kv_len - q_len if offset is None else offset
-    if scale <= 0 or (softcap is not None and softcap <= 0):
-        raise ValueError(f"scale={scale} and softcap={softcap} must be positive")
-    if window is not None and not causal:
-        raise ValueError("a window slides along a causal mask: set causal=True")
-    if bounds is not None and causal:
-        raise ValueError("bounds are the whole mask: leave causal out")
-    if bounds is not None and (bounds.keys.shape[1] < q_len or bounds.queries.shape[1] < kv_len):
-        raise ValueError(f"bounds of other lengths than {q_len} queries and {kv_len} keys")
-    if window is not None and window < 1:
-        raise ValueError(f"window={window} is not a positive number of keys")
-    if sinks is not None and sinks.shape != (1, q_bhsd.shape[1], 1, 1):
-        raise ValueError(f"sinks of the shape {tuple(sinks.shape)}, not {(1, q_bhsd.shape[1], 1, 1)}")
     added = Added() if added is None else added
-    _check_added(added, q_bhsd, kv_len)
-    if abs(offset) > _LARGEST_POSITION:
-        raise ValueError(f"offset={offset} is beyond +-{_LARGEST_POSITION}")
     if window is not None:
         window = min(window, _LARGEST_POSITION)
     mask = (None, None, 0) if bounds is None else (bounds.keys, bounds.queries, bounds.pairs)
     numbers = (added.slopes_log2, added.own_keys, added.bias)
-    out: torch.Tensor = _forward(
-        q_bhsd, k_bhsd, v_bhsd, sinks, *numbers, *mask, scale, causal, offset, window, softcap
-    )[0]
+    options = (sinks, *numbers, *mask, scale, causal, offset, window, softcap)
+    if slots is not None:
+        paged_out: torch.Tensor = _paged_forward(q_bhsd, k_bhsd, v_bhsd, slots, *options)
+        return paged_out
+    out: torch.Tensor = _forward(q_bhsd, k_bhsd, v_bhsd, *options)[0]
     return out
+
+
+@torch.library.custom_op("attn_exp::triton_paged_attention", mutates_args=())
+def _paged_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    slots: torch.Tensor,
+    sinks: torch.Tensor | None,
+    slopes_log2: torch.Tensor | None,
+    own_keys: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    key_bounds: torch.Tensor | None,
+    query_bounds: torch.Tensor | None,
+    pairs: int,
+    scale: float,
+    causal: bool,
+    offset: int,
+    window: int | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    out, lse_log2 = _outputs(q, v)
+    added, bounds = Added(slopes_log2, own_keys, bias), _bounds(key_bounds, query_bounds, pairs)
+    scores = Scores(scale, causal, offset, window, softcap, bounds, added)
+    with torch.cuda.device_of(q):
+        launch_forward(q, k, v, out, lse_log2, scores, sinks_log2=_log2(sinks), slots=slots)
+    return out
+
+
+@_paged_forward.register_fake
+def _(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *slots_and_options: torch.Tensor | float | bool | int | None
+) -> torch.Tensor:
+    return _outputs(q, v)[0]
 
 
 @torch.library.custom_op("attn_exp::triton_attention", mutates_args=())
@@ -106,11 +135,8 @@ def _forward(
     softcap: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     out, lse_log2 = _outputs(q, v)
-    bounds = _bounds(key_bounds, query_bounds, pairs)
-    added = Added(slopes_log2, own_keys, bias)
-    scores = Scores(
-        scale=scale, causal=causal, offset=offset, window=window, softcap=softcap, bounds=bounds, added=added
-    )
+    added, bounds = Added(slopes_log2, own_keys, bias), _bounds(key_bounds, query_bounds, pairs)
+    scores = Scores(scale, causal, offset, window, softcap, bounds, added)
     with torch.cuda.device_of(q):
         launch_forward(q, k, v, out, lse_log2, scores, sinks_log2=_log2(sinks))
     return out, lse_log2
@@ -148,11 +174,8 @@ def _backward(
         # For example a gradient that was expanded from one number.
         d_out = d_out.contiguous()
     dq, dk, dv = (_empty(tensor, tensor.shape[-1]) for tensor in (q, k, v))
-    bounds = _bounds(key_bounds, query_bounds, pairs)
-    added = Added(slopes_log2, own_keys, bias)
-    scores = Scores(
-        scale=scale, causal=causal, offset=offset, window=window, softcap=softcap, bounds=bounds, added=added
-    )
+    added, bounds = Added(slopes_log2, own_keys, bias), _bounds(key_bounds, query_bounds, pairs)
+    scores = Scores(scale, causal, offset, window, softcap, bounds, added)
     with torch.cuda.device_of(q):
         padded_lse, delta = launch_rows(out, d_out, lse_log2)
         launch_dkdv(q, k, v, d_out, padded_lse, delta, dk, dv, scores)
@@ -230,32 +253,3 @@ def _empty(like: torch.Tensor, dim: int) -> torch.Tensor:
     if like.stride(1) < like.stride(2):
         return torch.empty(batch, length, heads, dim, dtype=like.dtype, device=like.device).transpose(1, 2)
     return torch.empty(batch, heads, length, dim, dtype=like.dtype, device=like.device)
-
-
-def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    if not q.dim() == k.dim() == v.dim() == 4:
-        raise ValueError("q, k and v must have the four dimensions (batch, heads, length, dim)")
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-    if 0 in (*q.shape, *k.shape, *v.shape):
-        raise ValueError(f"empty tensors: {shapes}")
-    if not q.shape[0] == k.shape[0] == v.shape[0] or k.shape[1:3] != v.shape[1:3] or q.shape[3] != k.shape[3]:
-        raise ValueError(f"batches, key-value heads, lengths or head dims differ: {shapes}")
-    if q.shape[1] % k.shape[1]:
-        raise ValueError(f"key-value heads must divide query heads: {shapes}")
-    if max(q.shape[3], v.shape[3]) > LARGEST_DIM:
-        raise ValueError(f"head dims up to {LARGEST_DIM} only: {shapes}")
-    if not q.dtype == k.dtype == v.dtype or q.dtype not in DTYPES:
-        raise ValueError(f"one dtype of float16, bfloat16 and float32, not {q.dtype}, {k.dtype}, {v.dtype}")
-    if not q.stride(3) == k.stride(3) == v.stride(3) == 1:
-        raise ValueError("the last dimension of q, k and v must be contiguous: call .contiguous() first")
-
-
-def _check_added(added: Added, q: torch.Tensor, kv_len: int) -> None:
-    _, heads, q_len, _ = q.shape
-    slopes, own, bias = added.slopes_log2, added.own_keys, added.bias
-    if slopes is not None and (own is None or len(own) < q_len or slopes.shape != (heads,)):
-        raise ValueError(f"slopes of another shape than ({heads},), or own keys of fewer than {q_len} queries")
-    if bias is not None and bias.shape not in ((1, heads, q_len, kv_len), (1, 1, q_len, kv_len)):
-        raise ValueError(f"a bias of the shape {tuple(bias.shape)}, not (1, {heads} or 1, {q_len}, {kv_len})")
-    if bias is not None and bias.stride(3) != 1:
-        raise ValueError("the last dimension of the bias must be contiguous: call .contiguous() first")

@@ -65,6 +65,7 @@ def autotuned(kernel: Any, item_bytes: int, width: int) -> Any:
             "SINKS",
             "ALIBI",
             "BIASED",
+            "PAGED",
             "TMA",
             "WANT_DK",
             "WANT_DV",
@@ -111,7 +112,7 @@ def _prune(
 # Queries of a block, keys of a block, warps, pipeline stages, overlap; by the width of the tiles.
 _Table = dict[Any, dict[int, list[tuple[Any, ...]]]]
 # Most of the fastest leave room for a second block on a multiprocessor, whose products run during the exponentials of
-# the first: in dkdv_kernel at 128, 4 warps and 2 stages are faster than 3 stages by a fifth.
+# the first. In dkdv_kernel at 128, 4 warps and 2 stages are faster than 3 stages by a fifth.
 _SIXTEEN_BITS: _Table = {
     forward_kernel: {
         64: [(64, 128, 4, 2), (64, 64, 4, 3), (16, 64, 4, 3)],

@@ -1,6 +1,5 @@
 """All charts of a comparison that its content allows, in the order of a report."""
 
-import importlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING
 from attn_exp.compare.changes import Changes
 from attn_exp.compare.comparison import Comparison
 from attn_exp.compare.history import History
-from attn_exp.compare.published import Published
 from attn_exp.compare.rivals import Rivals
 from attn_exp.compare.sheet import Picture
 from attn_exp.core.errors import UserError
@@ -19,8 +17,7 @@ from attn_exp.plots.changes import changes_chart
 from attn_exp.plots.data import one_each
 from attn_exp.plots.dots import accuracy_chart, first_call_chart
 from attn_exp.plots.heatmap import heatmap_chart
-from attn_exp.plots.lengths import lengths_chart
-from attn_exp.plots.precision import precision_chart
+from attn_exp.plots.lengths import bandwidth_chart, lengths_chart
 from attn_exp.plots.roofline import roofline_chart
 from attn_exp.plots.samples import samples_chart
 from attn_exp.plots.style import MISSING, Chart, available, svg
@@ -32,47 +29,32 @@ _OF_RESULTS: "dict[str, Callable[[Sequence[Result]], Chart | None]]" = {
     "lengths": lengths_chart,
     "roofline": roofline_chart,
     "accuracy": accuracy_chart,
-    "precision": precision_chart,
     "first_call": first_call_chart,
     "samples": samples_chart,
+    "bandwidth": bandwidth_chart,
 }
 # The charts of a sweep's backends by name.
 KINDS = ("heatmap", *_OF_RESULTS)
-# matplotlib's modules that draw, which are imported when they are needed.
-_DRAWING = ("matplotlib.figure", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg")
 
 
-def import_drawing() -> None:
-    """Import what draws, ahead of the first chart. Raises ImportError without matplotlib."""
-    for name in _DRAWING:
-        importlib.import_module(name)
-
-
-def charts(comparison: Comparison, part: int = 0, parts: int = 1) -> Iterator[Chart]:
+def charts(comparison: Comparison) -> Iterator[Chart]:
     """Yield the charts of a comparison, each drawn when it is requested.
-
-    Args:
-        comparison: what they show.
-        part: which of the equal parts of the work, from 0 on; its charts only.
-        parts: how many there are.
 
     Raises:
         UserError: matplotlib is not installed.
     """
-    for draw in _draws(comparison, part, parts):
+    for draw in _draws(comparison):
         if (chart := draw()) is not None:
             yield chart
 
 
-def _draws(comparison: Comparison, part: int, parts: int) -> list[Callable[[], Chart | None]]:
+def _draws(comparison: Comparison) -> list[Callable[[], Chart | None]]:
     if not available():
         raise UserError(MISSING)
     draws: list[Callable[[], Chart | None]] = [partial(_own_chart, comparison)]
     results = one_each(results_of(comparison))
     draws += [partial(draw, results) for draw in _OF_RESULTS.values()]
-    # Dealt to and fro, since the first ones take longest.
-    turns = [index % (2 * parts) for index in range(len(draws))]
-    return [draw for draw, turn in zip(draws, turns, strict=True) if min(turn, 2 * parts - 1 - turn) == part]
+    return draws
 
 
 def chart_of(rivals: Rivals, kind: str) -> Chart | None:
@@ -104,7 +86,7 @@ def pictures(comparison: Comparison) -> list[Picture]:
 
 def results_of(comparison: Comparison) -> "list[Result]":
     """Return the distinct results of a comparison; of several sweeps, the latest ones."""
-    if not isinstance(comparison, (Rivals, Changes, History, Published)):
+    if not isinstance(comparison, (Rivals, Changes, History)):
         raise TypeError(f"there are no charts for {type(comparison).__name__}")
     return list({id(row.cell.result): row.cell.result for row in comparison.rows}.values())
 
@@ -114,19 +96,17 @@ def write_charts(
     folder: Path,
     *,
     limit_s: float = math.inf,
-    part: int = 0,
-    parts: int = 1,
     left_out: Callable[[], None] = lambda: None,
 ) -> list[Path]:
     """Write all charts as SVG and PNG and return their paths. After `limit_s` seconds no further one is started.
 
-    `part` and `parts` are those of `charts`; `left_out` is called if the time did not suffice for all.
+    `left_out` is called if the time did not suffice for all.
 
     Raises:
         UserError: matplotlib is not installed, or the folder cannot be written.
     """
     began, written = time.monotonic(), list[Path]()
-    for draw in _draws(comparison, part, parts):
+    for draw in _draws(comparison):
         if written and time.monotonic() - began > limit_s:
             left_out()
             break

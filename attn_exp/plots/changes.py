@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from attn_exp.core.stats import quantile
+from attn_exp.core.stats.summary import quantile
 from attn_exp.core.text import SHORT
 from attn_exp.plots.data import caption, case_names, shared_case
 from attn_exp.plots.style import SMALL, Chart, finish, looks, new_figure

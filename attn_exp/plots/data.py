@@ -1,4 +1,4 @@
-"""What charts take from results: selections, families of curves, names of cases, and captions."""
+"""Data of charts: selections, families of curves, names of cases, and captions."""
 
 import time
 from collections import defaultdict
@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attn_exp.compare.join import method_key
-from attn_exp.core.case import PASSES, TYPED_DTYPES, Case
-from attn_exp.core.case_fields import case_columns
+from attn_exp.core.case.case import PASSES, TYPED_DTYPES, Case
+from attn_exp.core.case.fields import case_columns
 from attn_exp.core.source import short
 
 if TYPE_CHECKING:
@@ -41,7 +41,17 @@ def family(result: "Result") -> tuple[Any, ...]:
     # In a decoding step only the keys grow.
     shape = "square" if case.square else ("q_len", case.q_len) if case.q_len < case.kv_len else ("kv_len", case.kv_len)
     way = result.measuring
-    return (*sizes, shape, result.model, result.device_name, way.timer, way.regime, way.inputs, result.l2)
+    return (
+        *sizes,
+        shape,
+        result.model,
+        result.device_name,
+        way.timer,
+        way.regime,
+        way.inputs,
+        way.accumulate,
+        result.l2,
+    )
 
 
 def families(results: "Iterable[Result]") -> "list[list[Result]]":
@@ -135,4 +145,6 @@ def _word(name: str, value: Any, case: Case) -> str:
         return typed if name == "dtype" or (name == "align" and not case.square) or value == "bshd" else ""
     if name == "value_dim":
         return "" if value == case.head_dim else f"dv{value}"
+    if isinstance(value, bool):
+        return name if value else ""
     return "" if value is None else f"{name} {value}"

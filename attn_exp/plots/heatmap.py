@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from attn_exp.compare.join import method_key
-from attn_exp.core.case import PASSES
-from attn_exp.core.status import STATUSES
+from attn_exp.core.case.case import PASSES
+from attn_exp.core.record.status import STATUSES
 from attn_exp.plots.data import caption, case_names, shared_case
 from attn_exp.plots.style import SMALL, Chart, finish, new_figure
 
@@ -49,23 +49,20 @@ def heatmap_chart(rivals: "Rivals") -> Chart | None:
         panel.xaxis.tick_top()
         panel.set_xticks(range(len(labels)), labels, rotation=45, ha="left", rotation_mode="anchor", fontsize=SMALL)
     panels[0].set_yticks(range(len(shown)), [texts[key] for key in shown], fontsize=SMALL)
-    title = f"Speed-up over {rivals.baseline}" if rivals.baseline else "Speed as a share of the best"
+    title = f"Speed-up over {rivals.baseline}" if rivals.baseline else "Speed relative to the best"
     tall = min(_BAR_INCHES, 0.24 * len(shown))
     bar = figure.colorbar(image, ax=list(panels), shrink=tall / (0.26 * len(shown)), anchor=(0.0, 1.0), pad=0.01,
                           aspect=tall / 0.15)  # fmt: skip
     bar.ax.set_yticks([math.log2(x) for x in (0.25, 0.5, 1, 2, 4)], ["1/4", "1/2", "1", "2", "4"])
     bar.ax.minorticks_off()
     if not rivals.baseline:
-        # Of rows in doubt, that may be better than the best of the others, the bar has the colours as well.
-        above = max((math.log2(row.gain.value) for row in rows if row.gain is not None), default=0.0)
-        bar.ax.set_ylim(-math.log2(_FULL), min(max(above, 0.0), math.log2(_FULL)))
+        bar.ax.set_ylim(-math.log2(_FULL), 0.0)
     bar.set_label(f"times as good as {rivals.baseline or 'the best'}", fontsize=SMALL)
     left_out = len(cases) - len(shown)
     text = caption(
         results,
         f"{_what(rivals)}: more is better. Bold: the best, and backends too close to it to call.",
         f"All: {shared_case(results)}.",
-        "A question mark: the row decides nothing." if any(row.doubt for row in rows if row.gain) else "",
         f"{left_out} more cases are among the rows only." if left_out else "",
     )
     return finish(figure, "heatmap", title, text)
@@ -119,6 +116,4 @@ def _text(one: "Ranking | None") -> str:
         status = one.cell.result.status
         return STATUSES[status].short or status
     value = one.gain.value
-    return (f"{value:.1g}" if value < 0.01 else f"{value:.2f}" if value < 10 else f"{value:.0f}") + (
-        "?" if one.doubt else ""
-    )
+    return f"{value:.1g}" if value < 0.01 else f"{value:.2f}" if value < 10 else f"{value:.0f}"

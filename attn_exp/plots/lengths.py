@@ -1,11 +1,11 @@
-"""TFLOPS over sequence length: a curve per backend, a column per pass, a row for each other varying size."""
+"""A rate (TFLOPS, GB/s) over sequence length: a curve per backend, a column per pass, a row for each other size."""
 
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from attn_exp.core.flags import doubts
 from attn_exp.plots.data import caption, case_names, families, length, measured, passes_of, shared_case, size_text
 from attn_exp.plots.style import Chart, finish, log_ticks, looks, new_figure
 
@@ -22,12 +22,31 @@ _FENCE, _LEAST_FENCE, _FEWEST = 1.5, 1.0, 8
 
 def lengths_chart(results: "Sequence[Result]") -> Chart | None:
     """Draw the families that have several lengths, at most eight with the most; None if there are none."""
-    every = families(measured(results, "tflops"))
+    return _chart(results, _Rate("tflops", "TFLOPS", "lengths", "TFLOPS against sequence length"))
+
+
+def bandwidth_chart(results: "Sequence[Result]") -> Chart | None:
+    """Draw the same of the rate of compulsory bytes in GB/s, as PyTorch's kernel-benchmark utilities plot it."""
+    return _chart(results, _Rate("gb_per_s", "GB/s", "bandwidth", "GB/s of compulsory bytes against sequence length"))
+
+
+@dataclass(frozen=True)
+class _Rate:
+    """The quantity that is drawn: the metric, its unit, and the chart's name and title."""
+
+    metric: str
+    unit: str
+    name: str
+    title: str
+
+
+def _chart(results: "Sequence[Result]", rate: _Rate) -> Chart | None:
+    every = families(measured(results, rate.metric))
     if not every:
         return None
     shown = every[:_MOST_ROWS]
     flat = [result for one in shown for result in one]
-    passes = passes_of(flat, "tflops")
+    passes = passes_of(flat, rate.metric)
     style = looks(flat)
     name_of = case_names([one[0] for one in shown], leave_out=("q_len", "kv_len"))
     figure = new_figure(1.2 + 4.4 * len(passes), 1.9 + 1.8 * len(shown))
@@ -35,13 +54,13 @@ def lengths_chart(results: "Sequence[Result]") -> Chart | None:
     panels = figure.subplots(len(shown), len(passes), squeeze=False, sharex=True, sharey="row")
     for row, together in zip(panels, shown, strict=True):
         for panel, side in zip(row, passes, strict=True):
-            _draw(panel, together, side, style)
+            _draw(panel, together, side, style, rate.metric)
         # Rates over lengths span decades; and none of them flattens the others.
         row[0].set_yscale("log")
-        beyond += _fenced(row[0], [r.metrics[f"{side}/tflops"] for side in passes for r in together
-                                   if f"{side}/tflops" in r.metrics])  # fmt: skip
+        names = [f"{side}/{rate.metric}" for side in passes]
+        beyond += _fenced(row[0], [r.metrics[name] for name in names for r in together if name in r.metrics])
         log_ticks(row[0].yaxis)
-        row[0].set_ylabel(f"{name_of(together[0])}\nTFLOPS" if name_of(together[0]) else "TFLOPS")
+        row[0].set_ylabel(f"{name_of(together[0])}\n{rate.unit}" if name_of(together[0]) else rate.unit)
     for panel, side in zip(panels[0], passes, strict=True):
         panel.set_title(side, fontsize=10)
     for panel in panels[-1]:
@@ -53,21 +72,20 @@ def lengths_chart(results: "Sequence[Result]") -> Chart | None:
     text = caption(
         flat,
         f"All: {shared_case(flat, leave_out=('q_len', 'kv_len'))}. {bars}: 95 % confidence intervals across rounds.",
-        "Hollow: in doubt (busy or unstable), it decides nothing." if _any_doubt(shown, passes) else "",
         f"{left_out} more groups of sizes are not shown." if left_out else "",
         f"Not shown, far off all others: {beyond} of the rates." if beyond else "",
     )
-    return finish(figure, "lengths", "TFLOPS against sequence length", text, handles, list(style))
+    return finish(figure, rate.name, rate.title, text, handles, list(style))
 
 
-def _draw(panel: Any, together: "Sequence[Result]", side: str, style: dict[str, Any]) -> None:
+def _draw(panel: Any, together: "Sequence[Result]", side: str, style: dict[str, Any], metric: str) -> None:
     for label, look in style.items():
         own = sorted(
-            (r for r in together if r.label == label and f"{side}/tflops" in r.metrics), key=lambda r: length(r.case)
+            (r for r in together if r.label == label and f"{side}/{metric}" in r.metrics), key=lambda r: length(r.case)
         )
         if not own:
             continue
-        lengths, rates = [length(result.case) for result in own], [result.metrics[f"{side}/tflops"] for result in own]
+        lengths, rates = [length(result.case) for result in own], [result.metrics[f"{side}/{metric}"] for result in own]
         down, up = _bars(own, side, rates)
         if _crowded(together):
             panel.plot(lengths, rates, color=look.colour, linestyle=look.line, linewidth=1.4, label=label)
@@ -88,27 +106,9 @@ def _draw(panel: Any, together: "Sequence[Result]", side: str, style: dict[str, 
             capsize=2,
             label=label,
         )
-        doubtful = [at for at, result in enumerate(own) if doubts(result.flags_in(side))]
-        if doubtful:
-            panel.plot(
-                [lengths[at] for at in doubtful],
-                [rates[at] for at in doubtful],
-                color=look.colour,
-                marker=look.marker,
-                markerfacecolor="white",
-                linestyle="none",
-                markersize=5,
-                zorder=4,
-            )
     panel.set_xscale("log", base=2)
     panel.grid(color="#dddddd", linewidth=0.6)
     panel.set_axisbelow(True)
-
-
-def _any_doubt(shown: "Sequence[Sequence[Result]]", passes: Sequence[str]) -> bool:
-    """Return whether a point that has a marker is in doubt."""
-    marked = (result for together in shown if not _crowded(together) for result in together)
-    return any(doubts(result.flags_in(side)) for result in marked for side in passes)
 
 
 def _fenced(panel: Any, rates: Sequence[float]) -> int:

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from attn_exp.core.case import TYPED_DTYPES
-from attn_exp.core.hardware import datasheet_peak
+from attn_exp.core.case.case import TYPED_DTYPES
+from attn_exp.core.host.hardware import datasheet_peak
 from attn_exp.plots.data import caption, measured, passes_of, shared_case
 from attn_exp.plots.style import Chart, finish, log_ticks, looks, new_figure
 
 if TYPE_CHECKING:
-    from attn_exp.core.roofline import Roof
+    from attn_exp.core.record.roofline import Roof
     from attn_exp.results.result import Result
 
 # With more points than this, paths make the file slow in browsers.
@@ -21,7 +21,7 @@ _FILL = {"forward": "full", "backward": "none", "step": "left"}
 def roofline_chart(results: "Sequence[Result]", counted: "Mapping[str, Roof] | None" = None) -> Chart | None:
     """Draw each pass as a point, forward filled, backward hollow, a step half; None if no rate or bytes are known.
 
-    `counted` gives, by pass, the position of the last result according to the bytes that a profiler counted; they are
+    `counted` gives, by pass, the position of the last result according to the bytes that a profiler counted. These are
     drawn as crosses, connected to their points.
     """
     drawn = measured(results, "tflops", "min_bytes")

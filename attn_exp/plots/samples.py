@@ -1,14 +1,18 @@
-"""All samples of some jobs in chronological order, so that drift and outliers show."""
+"""Charts of single timings: the samples of some jobs in chronological order, and the ratios of a duel's rounds."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from attn_exp.core.errors import RecordError
-from attn_exp.core.record import Record
-from attn_exp.core.stats import quantile
+from attn_exp.core.files import write_whole
+from attn_exp.core.record.metrics import ranking_medians
+from attn_exp.core.record.record import Record
+from attn_exp.core.stats.paired import PairedComparison
+from attn_exp.core.stats.summary import quantile
 from attn_exp.plots.data import caption, case_names, measured, passes_of, shared_case
-from attn_exp.plots.style import SMALL, Chart, finish, looks, new_figure
+from attn_exp.plots.style import SMALL, Chart, available, finish, looks, new_figure, png
 
 if TYPE_CHECKING:
     from attn_exp.results.result import Result
@@ -17,6 +21,9 @@ _MOST_JOBS = 16
 # Samples further than this from the median (per cent) are drawn at the edge, so that one does not set the scale.
 _WIDEST = 40.0
 _FEWEST, _FEW = 5, 60
+# Okabe and Ito's colours, suitable for colour-blind readers.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_LONGEST_LEGEND = 7
 
 
 def samples_chart(results: "Sequence[Result]") -> Chart | None:
@@ -84,3 +91,29 @@ def _row(panel: Any, row: int, record: Record, side: str, colour: str) -> float:
     low, high = quantile(sorted(off), 0.05), quantile(sorted(off), 0.95)
     panel.plot([low, high], [row, row], color="#bbbbbb", linewidth=5, solid_capstyle="butt")
     return max(abs(quantile(sorted(off), 0.01)), abs(quantile(sorted(off), 0.99)))
+
+
+def plot_ratios(records: Sequence[Record], verdicts: dict[str, list[PairedComparison]], path: Path) -> Path | None:
+    """Plot a duel's ratios by round, a panel per pass, with 95 % interval and margin; None without matplotlib."""
+    if not available():
+        return None
+    figure = new_figure(5.5 * len(verdicts), 4.8)
+    panels = figure.subplots(1, len(verdicts), squeeze=False)[0]
+    for panel, (direction, comparisons) in zip(panels, verdicts.items(), strict=True):
+        for colour, comparison in zip(COLOURS, comparisons[:_LONGEST_LEGEND], strict=False):
+            first, second = records[comparison.a], records[comparison.b]
+            ratios = [
+                100 * (two / one - 1)
+                for one, two in zip(ranking_medians(first, direction), ranking_medians(second, direction), strict=True)
+            ]
+            label = f"{second.request.label} against {first.request.label}: {100 * comparison.effect:+.1f} %"
+            panel.plot(range(1, len(ratios) + 1), ratios, "o-", color=colour, label=label, markersize=4, linewidth=1)
+            panel.axhspan(100 * comparison.low, 100 * comparison.high, color=colour, alpha=0.2)
+        margin = 100 * comparisons[0].margin
+        panel.axhspan(-margin, margin, color="grey", alpha=0.12, label=f"+-{margin:.1f} %: no difference here")
+        panel.axhline(0, color="grey", linewidth=0.8)
+        panel.set(title=direction, xlabel="round", ylabel="time against the other, %")
+        panel.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16))
+    figure.suptitle(f"{records[0].device_name}, {records[0].request.case.label()}", fontsize=10)
+    write_whole(path, png(figure, dpi=110))
+    return path

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from attn_exp.core.catalogue import About, backends, colour_of
 from attn_exp.core.errors import UserError
 from attn_exp.core.files import write_whole
-from attn_exp.core.request import backend_label
+from attn_exp.core.record.request import backend_label
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,7 +29,7 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "p", "h")
 SMALL = 9
 # The height of a title, in inches.
 _TITLE = 0.29
-# Of captions and legends: letters per inch, and inches per line.
+# Captions and legends: letters per inch, and inches per line.
 _CAPTION_LETTERS, _CAPTION_LINE, _LEGEND_LETTERS, _LEGEND_LINE, _HANDLE_LETTERS, _EDGE = 14.5, 0.16, 12.5, 0.2, 6, 0.08
 
 

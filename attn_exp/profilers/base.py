@@ -1,19 +1,27 @@
 """The contract of profilers, and the timed job that they are given."""
 
-from collections.abc import Callable
+import csv
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import msgspec
+
 from attn_exp.backends.base import Backend, made_from
-from attn_exp.core.case import Case
-from attn_exp.core.profile import Profile
-from attn_exp.core.record import Record
-from attn_exp.core.request import Request
+from attn_exp.core.case.case import Case
+from attn_exp.core.errors import how_it_ended
+from attn_exp.core.record.file import LOG_NAME
+from attn_exp.core.record.profile import RESULT_NAME, Profile, ProfiledKernel
+from attn_exp.core.record.record import Record
+from attn_exp.core.record.request import Request
+from attn_exp.timers.call import Call, synchronize
 from attn_exp.timers.gpu import Gpu
-from attn_exp.timers.sync import synchronize
-from attn_exp.timers.timed_call import Call
 
 
 @dataclass(frozen=True)
@@ -98,3 +106,60 @@ def load_profiler(options: dict[str, Any]) -> Profiler:
     """
     profiler: Profiler = made_from(f"profiler.{options['name']}", options)
     return profiler
+
+
+def kernels_csv(kernels: Sequence[ProfiledKernel]) -> str:
+    """Return `pass`, `name`, `count`, `time_us`, `share` of the pass's time, then all figures.
+
+    Empty where unknown.
+    """
+    figures = list(dict.fromkeys(name for kernel in kernels for name in kernel.figures))
+    whole: dict[str, float] = {}
+    for kernel in kernels:
+        whole[kernel.direction] = whole.get(kernel.direction, 0.0) + (kernel.time_us or 0.0)
+    rows = []
+    for kernel in kernels:
+        share = kernel.time_us / whole[kernel.direction] if kernel.time_us else None
+        known = [kernel.count, kernel.time_us, share, *(kernel.figures.get(name) for name in figures)]
+        cells = (f"{value:.6g}" if isinstance(value, (int, float)) else value for value in known)
+        rows.append([kernel.direction, kernel.name, *cells])
+    return csv_text(["pass", "name", "count", "time_us", "share", *figures], rows)
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table as CSV; None is an empty cell."""
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerows([header, *rows])
+    return buffer.getvalue()
+
+
+# The worker's entry point that prepares the job again and runs the profiler; profilers do not import the worker.
+_ENTRY = "attn_exp.worker.profile_apart"
+
+
+class ProcessLost(Exception):
+    """The profiler's process ended without a result; the message says how."""
+
+
+def profile_apart(subject: Subject, options: Mapping[str, Any]) -> Profile:
+    """Run the profiler that `options` describe in a new process and return its profile.
+
+    The new process is killed when this one ends.
+
+    Args:
+        subject: the timed job.
+        options: `_target_`, `name` and the constructor's arguments.
+
+    Raises:
+        ProcessLost: the process ended without a result.
+    """
+    name, encoded = options["name"], msgspec.json.encode(options).decode()
+    command = [sys.executable, "-m", _ENTRY, str(subject.job), encoded, "--parent", str(os.getpid())]
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, check=False)
+    path = subject.folder / RESULT_NAME
+    if not path.exists():
+        how = how_it_ended(ended.returncode)
+        raise ProcessLost(f"the process of profiler={name} {how}: see {subject.job / LOG_NAME}")
+    profile = msgspec.json.decode(path.read_bytes(), type=Profile)
+    path.unlink()
+    return profile

@@ -7,21 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec import Meta
 
-from attn_exp.core.errors import first_line
-from attn_exp.core.profile import ProfiledKernel
+from attn_exp.core.record.profile import ProfiledKernel
 
 # The range around each call in a trace: this prefix and the pass. Launches outside of the ranges are not counted.
 PREFIX = "attn_exp:"
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
 _RANGE, _OPERATOR = "user_annotation", "cpu_op"
-# A figure beyond it is none.
-_LARGEST = 1e18
 # Kineto's names of a kernel's figures, and ours.
 _FIGURES = {
     "grid": "grid",
@@ -34,34 +30,19 @@ _FIGURES = {
 }
 
 
-class TraceError(ValueError):
-    """A file that is no trace of PyTorch's profiler, or lacks the ranges of our calls."""
-
-
-# Microseconds since the profiler's epoch, and a duration of less than four months.
-_Moment = Annotated[float, Meta(ge=-1e18, le=1e18)]
-_Duration = Annotated[float, Meta(ge=0, le=1e13)]
-
-
 class _Event(msgspec.Struct, gc=False):
-    """An event that is read: only these are checked, since others may be of any program in the process."""
+    """An event that is read; times are in microseconds."""
 
     name: str
-    ts: _Moment
+    ts: float
     cat: str
-    dur: _Duration = 0.0
+    dur: float = 0.0
     tid: int | str | None = None
     args: dict[str, Any] = {}
 
     @property
     def end(self) -> float:
         return self.ts + self.dur
-
-    @property
-    def correlation(self) -> int | None:
-        """The number that a launch and its kernel share."""
-        number = self.args.get("correlation")
-        return number if isinstance(number, int) else None
 
 
 @dataclass(frozen=True)
@@ -94,37 +75,29 @@ def read_trace(path: Path, device: str) -> dict[str, PassTrace]:
     """Return each pass of a trace: kernels if `device` is `cuda`, operators if it is `cpu`.
 
     Raises:
-        TraceError: the file is no trace, has none of our ranges, or an event that it cannot have.
+        ValueError: it has none of our ranges.
     """
-    try:
-        whole = msgspec.convert(_read_events(path), list[_Event])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, msgspec.ValidationError) as error:
-        raise TraceError(f"{path} is no Chrome trace: {first_line(error)}") from error
+    used = (_RANGE, _OPERATOR, *_LAUNCHES, *_DEVICE)
+    events = json.loads(path.read_bytes())["traceEvents"]
+    whole = [msgspec.convert(one, _Event) for one in events if one.get("ph") == "X" and one.get("cat") in used]
     calls: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for event in whole:
         if event.cat == _RANGE and event.name.startswith(PREFIX):
             calls[event.name.removeprefix(PREFIX)].append((event.ts, event.end))
     if not calls:
-        raise TraceError(f"{path} has no ranges named {PREFIX}...")
+        raise ValueError(f"{path} has no ranges named {PREFIX}...")
     # By the device, not by the trace's contents: operators must not replace kernels that CUPTI may not see.
     make = _kernels if device == "cuda" else _operators
     return {direction: make(direction, sorted(ranges), whole) for direction, ranges in calls.items()}
 
 
-def _read_events(path: Path) -> list[dict[str, Any]]:
-    """Return the events of a trace that are read here. Raises what reading and an odd structure may raise."""
-    events = json.loads(path.read_bytes())["traceEvents"]
-    used = (_RANGE, _OPERATOR, *_LAUNCHES, *_DEVICE)
-    return [one for one in events if isinstance(one, dict) and one.get("ph") == "X" and one.get("cat") in used]
-
-
 def _kernels(direction: str, ranges: Sequence[tuple[float, float]], events: Sequence[_Event]) -> PassTrace:
     """Assign kernels to a pass by their launch: the device may run them long after the range ended."""
-    launched = {event.correlation: event.ts for event in events if event.cat in _LAUNCHES}
+    launched = {event.args.get("correlation"): event.ts for event in events if event.cat in _LAUNCHES}
     calls: dict[int, list[_Event]] = defaultdict(list)
     for event in events:
-        if event.cat in _DEVICE and event.correlation is not None:
-            at = _inside(ranges, launched.get(event.correlation))
+        if event.cat in _DEVICE:
+            at = _inside(ranges, launched.get(event.args.get("correlation")))
             if at is not None:
                 calls[at].append(event)
     by_name: dict[str, list[tuple[_Event, float | None]]] = defaultdict(list)
@@ -160,10 +133,7 @@ def _row(direction: str, name: str, seen: Sequence[tuple[_Event, float | None]],
         # Kineto reports an occupancy of 0 for kernels with more shared memory than the default: it is unknown.
         if key in arguments and not (ours == "occupancy_percent" and not arguments[key]):
             value = arguments[key]
-            if isinstance(value, list):
-                figures[ours] = "x".join(map(str, value))
-            elif isinstance(value, str) or (type(value) in (int, float) and abs(value) < _LARGEST):
-                figures[ours] = value
+            figures[ours] = "x".join(map(str, value)) if isinstance(value, list) else value
     gaps = [gap for _, gap in seen if gap is not None]
     if gaps:
         figures["gap_before_us"] = fmean(gaps)

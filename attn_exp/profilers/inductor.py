@@ -1,18 +1,29 @@
 """Profiler `inductor`: the graphs, kernels and sources that torch.compile generated for a job, and their bytes."""
 
+import os
 import shutil
-from dataclasses import replace
+import subprocess
+import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from attn_exp.backends.package import Unavailable, WrongOption
+import msgspec
+
+from attn_exp.backends.package import Unavailable
+from attn_exp.core.errors import how_it_ended, last_message
 from attn_exp.core.files import write_whole
-from attn_exp.core.profile import Profile, ProfiledKernel
-from attn_exp.core.record_file import LOG_NAME
+from attn_exp.core.record.file import LOG_NAME
+from attn_exp.core.record.profile import Profile, ProfiledKernel
+from attn_exp.core.record.request import REQUEST_NAME, Request
 from attn_exp.profilers.base import Subject
 from attn_exp.profilers.inductor_code import read_generated
-from attn_exp.profilers.inductor_run import BANDWIDTH, CODE, Graph, compile_again, graphs_in
 from attn_exp.profilers.inductor_table import Bandwidth, read_bandwidth, row_of, table_csv
 
+# The worker's entry point that compiles the job; profilers do not import the worker.
+_ENTRY = "attn_exp.worker.compile_again"
+# Inductor's file with the code of a compiled graph, and the file of its bandwidth profile.
+_CODE, _BANDWIDTH = "output_code.py", "bandwidth.txt"
 _TABLE, _BANDWIDTH_LOG = "kernels.csv", "bandwidth.log"
 # Inductor's files of a graph, and our names: ATen as AOTAutograd made it, the same after Inductor's passes, and the
 # code of the compiled graph.
@@ -23,6 +34,15 @@ _GRAPHS = {
 }
 
 
+@dataclass(frozen=True)
+class Graph:
+    """A compiled graph: its pass, its unique name, and the folder with Inductor's files."""
+
+    direction: str
+    name: str
+    folder: Path
+
+
 class Inductor:
     """Compiles the job again in a process and a folder of its own, with Inductor set to keep what it generates.
 
@@ -31,8 +51,6 @@ class Inductor:
     """
 
     def __init__(self, name: str, bandwidth: bool = True) -> None:
-        if not isinstance(bandwidth, bool):
-            raise WrongOption(f"bandwidth={bandwidth!r} is neither true nor false")
         self.name, self.bandwidth = name, bandwidth
 
     def profile(self, subject: Subject) -> Profile:
@@ -58,7 +76,7 @@ class Inductor:
                 shutil.rmtree(scratch)
                 scratch.mkdir()
                 failure = compile_again(subject.request, scratch, log, with_bandwidth=False)
-            graphs = graphs_in(scratch)
+            graphs = _graphs_in(scratch)
             if failure is not None or not graphs:
                 reason = failure or "Inductor generated nothing: was all of it run by other libraries?"
                 return Profile(status="failed", reason=reason, files=subject.kept(LOG_NAME, _BANDWIDTH_LOG))
@@ -69,11 +87,11 @@ class Inductor:
 
     def _bandwidth(self, subject: Subject, scratch: Path, graphs: list[Graph]) -> dict[str, dict[str, Bandwidth]]:
         """Return Inductor's profile by graph and kernel. It names a graph by a file, a copy of the graph's code."""
-        path = scratch / BANDWIDTH
+        path = scratch / _BANDWIDTH
         if not path.exists():
             return {}
-        shutil.copy(path, subject.folder / BANDWIDTH)
-        codes = {graph.name: (graph.folder / CODE).read_text(encoding="utf-8") for graph in graphs}
+        shutil.copy(path, subject.folder / _BANDWIDTH)
+        codes = {graph.name: (graph.folder / _CODE).read_text(encoding="utf-8") for graph in graphs}
         bandwidths: dict[str, dict[str, Bandwidth]] = {}
         for file, rows in read_bandwidth(path.read_text(encoding="utf-8")).items():
             text = Path(file).read_text(encoding="utf-8") if Path(file).exists() else None
@@ -82,13 +100,19 @@ class Inductor:
 
 
 def _profile(subject: Subject, graphs: list[Graph], measured: dict[str, dict[str, Bandwidth]]) -> Profile:
-    counted = _counted(subject)
+    # What `profiler=ncu` counted in this job, if it ran before.
+    ncu = subject.record.profiles.get("ncu")
+    counted = {} if ncu is None else {(one.direction, one.name): one for one in ncu.kernels}
     kernels: list[ProfiledKernel] = []
     files: list[str] = []
+    (subject.folder / "graphs").mkdir()
     metrics: dict[str, float] = {}
     for graph in graphs:
-        files += _keep_graphs(subject.folder, graph)
-        generated, external = read_generated((graph.folder / CODE).read_text(encoding="utf-8"))
+        for written, ours in _GRAPHS.items():
+            if (graph.folder / written).exists():
+                files.append(f"graphs/{graph.name}_{ours}")
+                shutil.copy(graph.folder / written, subject.folder / files[-1])
+        generated, external = read_generated((graph.folder / _CODE).read_text(encoding="utf-8"))
         for kernel in generated:
             name = f"sources/{graph.name}/{kernel.file_name}"
             path = subject.folder / name
@@ -110,15 +134,9 @@ def _profile(subject: Subject, graphs: list[Graph], measured: dict[str, dict[str
             )
             for name, count in external.items()
         ]
-        for key, value in (
-            ("graphs", 1),
-            ("kernels", len(generated)),
-            ("external_calls", sum(external.values())),
-            (
-                "kernel_args_num_gb",
-                sum(one.calls * float(one.columns.get("kernel_args_num_gb", 0.0)) for one in generated),
-            ),
-        ):
+        moved = sum(one.calls * float(one.columns.get("kernel_args_num_gb", 0.0)) for one in generated)
+        counts = {"graphs": 1, "kernels": len(generated), "external_calls": sum(external.values())}
+        for key, value in (counts | ({"kernel_args_num_gb": moved} if moved else {})).items():
             name = f"{graph.direction}/{key}"
             metrics[name] = metrics.get(name, 0.0) + float(value)
     own = [kernel for kernel in kernels if "kernel_name" in kernel.figures]
@@ -126,23 +144,64 @@ def _profile(subject: Subject, graphs: list[Graph], measured: dict[str, dict[str
     return Profile(
         status="ok",
         kernels=tuple(kernels),
-        metrics={name: value for name, value in metrics.items() if value or not name.endswith("_gb")},
-        files=subject.kept(_TABLE, BANDWIDTH, LOG_NAME, _BANDWIDTH_LOG, *files),
+        metrics=metrics,
+        files=subject.kept(_TABLE, _BANDWIDTH, LOG_NAME, _BANDWIDTH_LOG, *files),
     )
 
 
-def _keep_graphs(folder: Path, graph: Graph) -> list[str]:
-    kept = []
-    (folder / "graphs").mkdir(exist_ok=True)
-    for written, ours in _GRAPHS.items():
-        if (graph.folder / written).exists():
-            name = f"graphs/{graph.name}_{ours}"
-            shutil.copy(graph.folder / written, folder / name)
-            kept.append(name)
-    return kept
+def compile_again(request: Request, scratch: Path, log: Path, *, with_bandwidth: bool) -> str | None:
+    """Compile and call the request's job in `scratch`, with its output in `log`; return why it failed, or None."""
+    write_whole(scratch / REQUEST_NAME, msgspec.yaml.encode(_without_graphs(request)))
+    variables = {
+        "TORCH_COMPILE_DEBUG": "1",
+        "TORCH_COMPILE_DEBUG_DIR": str(scratch),
+        # A graph from the cache would not be generated again. Kernels and tuning results may come from the cache.
+        "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
+        "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
+        # Generate sources that run by themselves and state their bytes.
+        "TORCHINDUCTOR_BENCHMARK_KERNEL": "1",
+    }
+    if with_bandwidth:
+        variables |= {"TORCHINDUCTOR_PROFILE": "1", "TORCHINDUCTOR_PROFILE_OUTPUT": str(scratch / _BANDWIDTH)}
+    command = [sys.executable, "-m", _ENTRY, str(scratch), "--parent", str(os.getpid())]
+    with log.open("wb") as file:
+        ran = subprocess.run(
+            command,
+            cwd=scratch,
+            # The import path is valid in another folder too.
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), **variables},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            check=False,
+        )
+    if ran.returncode == 0:
+        return None
+    cause = last_message(log.read_text(encoding="utf-8", errors="replace")) or "it printed nothing"
+    return f"compiling it again {how_it_ended(ran.returncode)}: {cause}"
 
 
-def _counted(subject: Subject) -> dict[tuple[str, str], ProfiledKernel]:
-    """Return what `profiler=ncu` counted in this job, by pass and kernel; empty if it did not run before."""
-    profile = subject.record.profiles.get("ncu")
-    return {(one.direction, one.name): one for one in profile.kernels} if profile is not None else {}
+def _graphs_in(scratch: Path) -> list[Graph]:
+    """Return the graphs in the order of their compilation.
+
+    Inductor's folders are `model__0_forward_1.0` and so on.
+    """
+    folders = sorted(
+        (path.parent for path in scratch.glob(f"torch_compile_debug/*/torchinductor/*/{_CODE}")),
+        key=lambda path: int(path.suffix[1:]),
+    )
+    graphs: list[Graph] = []
+    for folder in folders:
+        direction = "backward" if "_backward" in folder.name else "forward"
+        earlier = sum(graph.direction == direction for graph in graphs)
+        graphs.append(Graph(direction, f"{direction}_{earlier}" if earlier else direction, folder))
+    return graphs
+
+
+def _without_graphs(request: Request) -> Request:
+    """Return the request without profilers and CUDA graphs: Inductor cannot time a kernel during capture."""
+    compile_ = request.compile
+    if compile_.mode != "none":
+        options: dict[str, Any] = {**compile_.options, "triton.cudagraphs": False}
+        compile_ = replace(compile_, options=options)
+    return replace(request, profilers=(), compile=compile_, caches=True)

@@ -1,7 +1,7 @@
 """Read Inductor's generated code: its kernels with their sources, and columns that describe each.
 
 PyTorch has a table of these columns (`kernel_metadata` in torch/_inductor/metrics.py), but in torch 2.11 and 2.13
-enabling it breaks compilation: it expects `size_hints=[...]` where the code has `size_hints={...}` ("size_hints
+enabling it breaks compilation. It expects `size_hints=[...]` where the code has `size_hints={...}` ("size_hints
 missing!"). The columns are therefore read here, by name, from what every version writes.
 """
 
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from attn_exp.core.profile import IN_PLACE
+from attn_exp.core.record.profile import IN_PLACE
 
 # PyTorch's names, in its order.
 COLUMNS = (

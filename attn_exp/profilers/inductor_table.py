@@ -1,12 +1,11 @@
 """Inductor's kernels as rows: PyTorch's columns, Inductor's bandwidth profile, and Nsight Compute's counters."""
 
-import csv
-import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from attn_exp.core.profile import ProfiledKernel
+from attn_exp.core.record.profile import ProfiledKernel
+from attn_exp.profilers.base import csv_text
 from attn_exp.profilers.inductor_code import COLUMNS, Generated
 
 BANDWIDTH = ("ms", "gb", "gb_per_s", "share")
@@ -67,10 +66,5 @@ def table_csv(kernels: Sequence[ProfiledKernel]) -> str:
     """Return one row for each kernel: `pass`, `calls`, then the columns that any of them has."""
     known = {name for kernel in kernels for name in kernel.figures}
     shown = [name for name in (*COLUMNS, *BANDWIDTH, *NCU) if name in known]
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["pass", "calls", *shown])
-    for kernel in kernels:
-        cells = (kernel.figures.get(name, "") for name in shown)
-        writer.writerow([kernel.direction, f"{kernel.count:g}", *cells])
-    return buffer.getvalue()
+    rows = ([one.direction, f"{one.count:g}", *map(one.figures.get, shown)] for one in kernels)
+    return csv_text(["pass", "calls", *shown], rows)

@@ -5,7 +5,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -13,29 +13,19 @@ import msgspec
 from attn_exp.backends.package import Unavailable, WrongOption
 from attn_exp.core.errors import how_it_ended
 from attn_exp.core.files import write_whole
-from attn_exp.core.profile import Profile
-from attn_exp.core.record_file import LOG_NAME
-from attn_exp.core.request import REQUEST_NAME
-from attn_exp.profilers.base import Subject
-from attn_exp.profilers.figures_csv import kernels_csv
-from attn_exp.profilers.ncu_csv import CsvError, read_launches
-from attn_exp.profilers.ncu_metrics import Counter, counters_for, known_names, own_counter
-from attn_exp.profilers.ncu_program import NcuError, ask, check_version, failure, find_program, plain_environment
-from attn_exp.profilers.ncu_table import kernels, pass_figures, split_passes
+from attn_exp.core.record.file import LOG_NAME
+from attn_exp.core.record.profile import Profile
+from attn_exp.core.record.request import REQUEST_NAME
+from attn_exp.profilers.base import Subject, kernels_csv
+from attn_exp.profilers.ncu_metrics import counters_for, known_names, own_counter
+from attn_exp.profilers.ncu_program import NcuError, ask, failure, find_program, plain_environment
+from attn_exp.profilers.ncu_table import kernels, pass_figures, read_launches, split_passes
 from attn_exp.timers.gpu import MARK
 
 _REPORT, _TABLE, _RAW = "report.ncu-rep", "kernels.csv", "launches.csv"
 CLOCKS = ("none", "base")
 CACHES = ("all", "none")
 SETS = ("basic", "detailed", "full", "roofline")
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """The result of a run of the program: its table of launches as CSV, and the counters that were requested."""
-
-    text: str
-    counters: tuple[Counter, ...]
 
 
 class Ncu:
@@ -81,62 +71,43 @@ class Ncu:
         Write `kernels.csv`, `launches.csv` with every launch, and the requested report.
 
         Raises:
-            Unavailable: there is no GPU, program or permission, or the version is too old; the message says what to do.
+            Unavailable: there is no GPU, program or permission; the message says what to do.
+            NcuError: the program fails, or its table has none of our launches.
         """
         if subject.request.device != "cuda":
             raise Unavailable("ncu reads the counters of NVIDIA GPUs, and this job ran on the CPU: set device=cuda")
-        try:
-            seen = self._run(subject)
-        except NcuError as error:
-            if error.remedied:
-                raise Unavailable(str(error)) from error
-            return Profile(status="failed", reason=str(error), files=subject.kept(LOG_NAME))
-        (subject.folder / _RAW).write_text(seen.text, encoding="utf-8")
-        files = (_TABLE, _RAW, LOG_NAME, *((_REPORT,) if self.report else ()))
-        try:
-            launches = read_launches(seen.text)
-            by_pass = split_passes(launches, subject.request.measuring.passes, MARK)
-        except CsvError as error:
-            return Profile(status="failed", reason=str(error), files=subject.kept(*files))
-        profiled = tuple(one for name, own in by_pass.items() for one in kernels(own, name, seen.counters))
+        program = find_program(self.program)
+        known = known_names(ask(program, "--query-metrics"))
+        counters = (*counters_for(known), *(own_counter(name, known) for name in self.metrics))
+        text = self._table(program, subject, [one.metric for one in counters])
+        (subject.folder / _RAW).write_text(text, encoding="utf-8")
+        by_pass = split_passes(read_launches(text), subject.request.measuring.passes, MARK)
+        profiled = tuple(one for name, own in by_pass.items() for one in kernels(own, name, counters))
         write_whole(subject.folder / _TABLE, kernels_csv(profiled).encode())
         metrics: dict[str, float] = {}
         for name, own in by_pass.items():
-            metrics |= pass_figures(own, name, seen.counters)
+            metrics |= pass_figures(own, name, counters)
         nothing = [name for name, own in by_pass.items() if not own]
-        reason = f"ncu saw no kernel of {' and '.join(nothing)}" if nothing else None
         return Profile(
             status="failed" if len(nothing) == len(by_pass) else "ok",
-            reason=reason,
+            reason=f"ncu saw no kernel of {' and '.join(nothing)}" if nothing else None,
             kernels=profiled,
             metrics=metrics,
-            files=subject.kept(*files),
+            files=subject.kept(_TABLE, _RAW, LOG_NAME, _REPORT),
         )
 
-    def _run(self, subject: Subject) -> _Seen:
-        program = find_program(self.program)
-        check_version(program)
-        counters = self._counters(program)
+    def _table(self, program: Path, subject: Subject, metrics: Sequence[str]) -> str:
+        """Run the job under the program; return its table of launches as CSV."""
         # A folder of its own with only the request: the job's record stays as it is.
         write_whole(subject.folder / REQUEST_NAME, msgspec.yaml.encode(replace(subject.request, profilers=())))
         report = subject.folder / _REPORT
         try:
-            self._collect(program, subject.folder, report, [one.metric for one in counters])
-            text = ask(program, "--import", str(report), "--csv", "--page", "raw", "--print-units", "base")
+            self._collect(program, subject.folder, report, metrics)
+            return ask(program, "--import", str(report), "--csv", "--page", "raw", "--print-units", "base")
         finally:
-            (subject.folder / REQUEST_NAME).unlink(missing_ok=True)
+            (subject.folder / REQUEST_NAME).unlink()
             if not self.report:
                 report.unlink(missing_ok=True)
-        return _Seen(text, counters)
-
-    def _counters(self, program: Path) -> tuple[Counter, ...]:
-        try:
-            known = known_names(ask(program, "--query-metrics"))
-        except NcuError as error:
-            if error.remedied:
-                raise
-            known = frozenset()
-        return (*counters_for(known), *(own_counter(name, known) for name in self.metrics))
 
     def _collect(self, program: Path, folder: Path, report: Path, metrics: Sequence[str]) -> None:
         """Run the worker's command under the program until it ends or the parent kills this process group."""
@@ -156,6 +127,6 @@ class Ncu:
         # The first line is the command itself.
         output = (folder / LOG_NAME).read_text(encoding="utf-8", errors="replace").partition("\n")[2]
         if ran.returncode < 0:
-            raise NcuError(f"ncu {how_it_ended(ran.returncode)}", remedied=False)
+            raise NcuError(f"ncu {how_it_ended(ran.returncode)}")
         if ran.returncode or not report.exists():
             raise failure(output, ran.returncode)

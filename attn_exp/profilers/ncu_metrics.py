@@ -4,18 +4,12 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from attn_exp.backends.package import Unavailable
 from attn_exp.core.errors import nearest
-from attn_exp.profilers.ncu_program import NcuError
 
 # How to combine several kernels: a sum, or a mean weighted by time.
-Kind = Literal["sum", "mean", "text"]
+Kind = Literal["sum", "mean"]
 _STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active")
-# Those of every GPU since Volta; the program lists more (gmma on Hopper).
-_STALLS = (
-    *("barrier", "branch_resolving", "dispatch_stall", "drain", "imc_miss", "lg_throttle", "long_scoreboard"),
-    *("math_pipe_throttle", "membar", "mio_throttle", "misc", "no_instruction", "not_selected", "selected"),
-    *("short_scoreboard", "sleeping", "tex_throttle", "wait"),
-)
 
 
 @dataclass(frozen=True)
@@ -44,34 +38,25 @@ COUNTERS = (
 
 
 def counters_for(known: frozenset[str]) -> tuple[Counter, ...]:
-    """Return the counters to request: those that the program lists, or all usual ones if it lists none.
+    """Return the counters to request: those that the program lists, and those of the launch, which it does not list.
 
-    Metrics of the launch are not counters, and not in that list.
+    A stall is in cycles between two instructions of a warp.
     """
-    stalls = [match[1] for match in map(_STALL.fullmatch, sorted(known)) if match] or list(_STALLS)
-    asked = (*COUNTERS, *(stall_counter(reason) for reason in stalls))
-    return tuple(
-        one for one in asked if not known or one.metric.startswith("launch__") or one.metric.split(".")[0] in known
-    )
-
-
-def stall_counter(reason: str) -> Counter:
-    """Return the counter of warps that wait for one reason, in cycles between two instructions of a warp."""
-    return Counter(f"stall_{reason}", f"smsp__average_warps_issue_stalled_{reason}_per_issue_active.ratio")
+    stalls = [match for match in map(_STALL.fullmatch, sorted(known)) if match]
+    asked = (*COUNTERS, *(Counter(f"stall_{match[1]}", f"{match[0]}.ratio") for match in stalls))
+    return tuple(one for one in asked if one.metric.startswith("launch__") or one.metric.split(".")[0] in known)
 
 
 def own_counter(metric: str, known: frozenset[str]) -> Counter:
     """Return a metric that the user requested by ncu's name.
 
     Raises:
-        NcuError: the program does not list it.
+        Unavailable: the program does not list it.
     """
     base = metric.split(".")[0]
-    if known and base not in known and not base.startswith("launch__"):
-        raise NcuError(
-            f"ncu has no metric {base} on this GPU: {nearest(base, known)}leave it out of profiler.ncu.metrics",
-            remedied=True,
-        )
+    if base not in known and not base.startswith("launch__"):
+        near = nearest(base, known)
+        raise Unavailable(f"ncu has no metric {base} on this GPU: {near}leave it out of profiler.ncu.metrics")
     return Counter(metric, metric, "sum" if metric.endswith(".sum") else "mean")
 
 

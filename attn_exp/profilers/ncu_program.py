@@ -6,10 +6,10 @@ import shutil
 import subprocess
 from pathlib import Path
 
-# Where its packages, the CUDA toolkit and NVIDIA's containers install it; the newest is used.
+from attn_exp.backends.package import Unavailable
+
+# Places where its packages, the CUDA toolkit and NVIDIA's containers install it; the newest is used.
 PLACES = ("/opt/nvidia/nsight-compute/*/ncu", "/usr/local/cuda/bin/ncu", "/usr/local/cuda-*/bin/ncu")
-# The first version that supports Hopper.
-LEAST_VERSION = (2022, 3)
 _ASK_LIMIT_S = 60.0
 _LONGEST_LINE = 150
 # Patterns of its output and the messages that replace it, tried in this order.
@@ -37,76 +37,47 @@ _UNSUPPORTED = re.compile(r"(?i)==ERROR==\s*(.*(?:not supported|unsupported|no s
 
 
 class NcuError(Exception):
-    """Nsight Compute failed; `remedied` is whether the message says what to do."""
-
-    def __init__(self, message: str, *, remedied: bool) -> None:
-        super().__init__(message)
-        self.remedied = remedied
+    """Nsight Compute failed; the message says how."""
 
 
 def find_program(given: str | None, places: tuple[str, ...] = PLACES) -> Path:
     """Return the program: the given one, the one on PATH, or one in a usual place.
 
     Raises:
-        NcuError: there is none.
+        Unavailable: there is none.
     """
     if given is not None:
         path = shutil.which(given)
         if path is None:
-            raise NcuError(f"profiler.ncu.program={given} is no program: give the path of ncu", remedied=True)
+            raise Unavailable(f"profiler.ncu.program={given} is no program: give the path of ncu")
         return Path(path)
     on_path = shutil.which("ncu")
     if on_path is not None:
         return Path(on_path)
     usual = [path for place in places for path in Path("/").glob(place.lstrip("/")) if shutil.which(path)]
     if not usual:
-        raise NcuError(
-            "Nsight Compute is not installed: install nsight-compute, or set profiler.ncu.program=/path/to/ncu",
-            remedied=True,
+        raise Unavailable(
+            "Nsight Compute is not installed: install nsight-compute, or set profiler.ncu.program=/path/to/ncu"
         )
     return max(usual, key=lambda path: [int(number) for number in re.findall(r"\d+", str(path))])
 
 
-def check_version(program: Path) -> str:
-    """Return the program's version, such as `2025.3.1`.
-
-    Raises:
-        NcuError: it prints no version, or is older than `LEAST_VERSION`.
-    """
-    output = ask(program, "--version")
-    match = re.search(r"Version (\d+)\.(\d+)[.\d]*", output)
-    if match is None:
-        raise NcuError(f"{program} --version prints no version: is it Nsight Compute?", remedied=True)
-    if (int(match[1]), int(match[2])) < LEAST_VERSION:
-        least = ".".join(map(str, LEAST_VERSION))
-        raise NcuError(
-            f"{program} is version {match[1]}.{match[2]}: install Nsight Compute {least} or newer, or set "
-            "profiler.ncu.program=/path/to/ncu",
-            remedied=True,
-        )
-    return match[0].removeprefix("Version ").rstrip(".")
-
-
-def ask(program: Path, *arguments: str, limit_s: float = _ASK_LIMIT_S) -> str:
+def ask(program: Path, *arguments: str) -> str:
     """Run the program and return what it prints.
 
     Raises:
-        NcuError: it cannot be run, fails, or does not end.
+        Unavailable: it fails, and the message says what to do.
+        NcuError: it fails otherwise.
     """
-    try:
-        ran = subprocess.run(
-            [program, *arguments],
-            capture_output=True,
-            check=False,
-            timeout=limit_s,
-            env=plain_environment(),
-            encoding="utf-8",
-            errors="replace",
-        )
-    except OSError as error:
-        raise NcuError(f"{program} cannot be run ({error.strerror}): give another ncu", remedied=True) from error
-    except subprocess.TimeoutExpired as error:
-        raise NcuError(f"{program} {arguments[0]} did not end within {limit_s:g} s", remedied=False) from error
+    ran = subprocess.run(
+        [program, *arguments],
+        capture_output=True,
+        check=False,
+        timeout=_ASK_LIMIT_S,
+        env=plain_environment(),
+        encoding="utf-8",
+        errors="replace",
+    )
     if ran.returncode:
         raise failure(ran.stdout + ran.stderr, ran.returncode)
     return ran.stdout
@@ -118,18 +89,15 @@ def plain_environment() -> dict[str, str]:
     return {**kept, "LC_ALL": "C.UTF-8"}
 
 
-def failure(output: str, code: int) -> NcuError:
-    """Return an error that explains the program's output in one sentence, with a remedy if there is one."""
+def failure(output: str, code: int) -> Exception:
+    """Return an error that explains the program's output in one sentence: `Unavailable` if there is a remedy."""
     for pattern, sentence in _REMEDIES:
         if re.search(pattern, output):
-            return NcuError(sentence, remedied=True)
+            return Unavailable(sentence)
     refused = _UNSUPPORTED.search(output)
     if refused:
         words = refused[1].strip().rstrip(".")
-        return NcuError(f"ncu cannot read this GPU's counters ({words}): profile on another GPU", remedied=True)
-    unknown = sorted(set(re.findall(r"(?i)failed to find metric:?\s+'?([\w.:]+)", output)))
-    if unknown:
-        return NcuError(f"ncu does not know {', '.join(unknown)}: leave it out of profiler.ncu.metrics", remedied=True)
+        return Unavailable(f"ncu cannot read this GPU's counters ({words}): profile on another GPU")
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line.removeprefix("==ERROR==").strip() for line in lines if line.startswith("==ERROR==")]
     message = errors[0].rstrip(".") if errors else "it printed no reason"
@@ -137,4 +105,4 @@ def failure(output: str, code: int) -> NcuError:
     own = [line for line in lines if not line.startswith("==")]
     if own and "application returned" in message:
         message = f"{message}: {own[-1][:_LONGEST_LINE]}"
-    return NcuError(f"ncu ended with code {code}: {message}", remedied=False)
+    return NcuError(f"ncu ended with code {code}: {message}")

@@ -1,22 +1,65 @@
-"""Combine Nsight Compute's launches into kernels and metrics of a pass."""
+"""Read Nsight Compute's launches, and combine them into kernels and metrics of a pass."""
 
+import csv
+import io
+import math
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from attn_exp.core.profile import ProfiledKernel
-from attn_exp.profilers.ncu_csv import CsvError, Launch
+from attn_exp.core.record.profile import ProfiledKernel
 from attn_exp.profilers.ncu_metrics import Counter
+from attn_exp.profilers.ncu_program import NcuError
 
 _TIME = "gpu__time_duration.sum"
 # Stalls below this share of a warp's time between two instructions are irrelevant for a pass.
 _STALL_SHARE = 0.05
 
 
+_PREFIXES = {"": 1.0, "K": 1e3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+# The base units that we request (`--print-units base`), some of which still come with a prefix.
+_SCALED = ("byte", "hz", "cycle", "inst")
+_SECONDS = {"nsecond": 1.0, "ns": 1.0, "usecond": 1e3, "us": 1e3, "msecond": 1e6, "ms": 1e6, "second": 1e9, "s": 1e9}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a kernel: its name, launch shape, and values in base units (ns, byte, percent) by metric."""
+
+    name: str
+    grid: str
+    block: str
+    values: dict[str, float]
+
+
+def read_launches(text: str) -> list[Launch]:
+    """Return the launches of the CSV (`--csv --page raw`) in the order in which they ran.
+
+    Raises:
+        NcuError: other lines of the program are all that there is.
+    """
+    rows = [row for row in csv.reader(io.StringIO(text)) if row and not row[0].startswith("==")]
+    start = next((index for index, row in enumerate(rows) if "Kernel Name" in row), None)
+    if start is None:
+        raise NcuError("ncu printed no table of kernels")
+    header, units, *own = rows[start:]
+    launches = []
+    for row in own:
+        cells = dict(zip(header, row, strict=True))
+        values = {}
+        for (name, cell), unit in zip(cells.items(), units, strict=True):
+            if "__" in name and (number := _number(cell)) is not None:
+                values[name] = number * _factor(unit)
+        grid, block = cells.get("Grid Size", ""), cells.get("Block Size", "")
+        launches.append(Launch(cells["Kernel Name"], grid, block, values))
+    return launches
+
+
 def split_passes(launches: Sequence[Launch], passes: Sequence[str], marker: str) -> dict[str, list[Launch]]:
     """Split the launches, which ran in this order with a launch of `marker` between two passes.
 
     Raises:
-        CsvError: the number of markers is wrong.
+        NcuError: the number of markers is wrong.
     """
     parts: list[list[Launch]] = [[]]
     for launch in launches:
@@ -25,7 +68,7 @@ def split_passes(launches: Sequence[Launch], passes: Sequence[str], marker: str)
         else:
             parts[-1].append(launch)
     if len(parts) != len(passes):
-        raise CsvError(f"{len(parts) - 1} markers between passes are in ncu's table, not {len(passes) - 1}")
+        raise NcuError(f"{len(parts) - 1} markers between passes are in ncu's table, not {len(passes) - 1}")
     return dict(zip(passes, parts, strict=True))
 
 
@@ -69,8 +112,7 @@ def pass_figures(launches: Sequence[Launch], direction: str, counters: Sequence[
 def _stall_shares(launches: Sequence[Launch], counters: Iterable[Counter]) -> dict[str, float]:
     """Return why warps wait, as shares within each launch, weighted by the launches' times.
 
-    The counters are cycles per instruction. For a short kernel with few instructions they are so large that their mean
-    would describe that kernel instead of the pass.
+    A mean of the cycles would describe short kernels with few instructions instead of the pass.
     """
     stalls = [counter for counter in counters if counter.name.startswith("stall_")]
     shares: dict[str, float] = {}
@@ -100,7 +142,9 @@ def _together(launches: Sequence[Launch], counters: Iterable[Counter]) -> dict[s
             combined[counter.name] = sum(values)
         else:
             weights = [one.values.get(_TIME, 1.0) for one in have]
-            combined[counter.name] = sum(map(_product, values, weights)) / (sum(weights) or 1.0)
+            combined[counter.name] = sum(value * weight for value, weight in zip(values, weights, strict=True)) / (
+                sum(weights) or 1.0
+            )
     if {"dram_bytes_read", "dram_bytes_written"} <= set(combined):
         combined["dram_bytes"] = combined["dram_bytes_read"] + combined["dram_bytes_written"]
         if combined.get("time_us"):
@@ -113,5 +157,22 @@ def _shape(text: str) -> str:
     return "x".join(re.findall(r"\d+", text))
 
 
-def _product(value: float, weight: float) -> float:
-    return value * weight
+def _number(cell: str) -> float | None:
+    """Parse `5,472` and `0.82`; return None for text and missing values (`n/a`, `nan`, `(!) nan`)."""
+    try:
+        number = float(cell.replace(",", ""))
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _factor(unit: str) -> float:
+    """Return the factor from a unit to its base unit: nanoseconds, bytes, hertz, rates per second."""
+    if unit in _SECONDS:
+        return _SECONDS[unit]
+    head, _, per = unit.partition("/")
+    rate = 1e9 / _SECONDS[per] if per in _SECONDS else 1.0
+    for name in _SCALED:
+        if head.lower().endswith(name):
+            return rate * _PREFIXES.get(head[: -len(name)], 1.0)
+    return rate

@@ -1,34 +1,34 @@
 """Profiler `proton`: Triton's profiler, with the work and bytes of each pass, and samples by line of Triton kernels."""
 
-import re
-from dataclasses import replace
+import sys
+from dataclasses import astuple, fields, replace
+from pathlib import Path
 from typing import Any
 
-from attn_exp.backends.package import Unavailable
-from attn_exp.core.errors import first_line
-from attn_exp.core.files import write_whole
-from attn_exp.core.profile import Profile, ProfiledKernel
-from attn_exp.profilers.apart import ProcessLost, profile_apart
-from attn_exp.profilers.base import Subject
-from attn_exp.profilers.figures_csv import kernels_csv
-from attn_exp.profilers.hatchet import kernels_of, rates, read_tree
-from attn_exp.profilers.proton_session import begin, load_proton, run_passes
+import torch
 
-# Proton's message for CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED.
-_HELD = re.compile(r"cupti\w+ with error 39\b")
+from attn_exp.backends.package import Package, Unavailable
+from attn_exp.core.files import write_whole
+from attn_exp.core.record.profile import Profile, ProfiledKernel
+from attn_exp.core.record.roofline import work_of
+from attn_exp.profilers.base import ProcessLost, Subject, csv_text, kernels_csv, profile_apart
+from attn_exp.profilers.hatchet import Line, kernels_of, lines_of, rates, read_tree
+from attn_exp.timers.call import synchronize
+
+PACKAGE = Package("triton", "triton.profiler", "pip install 'triton>=3.6,<3.8'")
 _TREE, _TABLE = "proton.hatchet", "kernels.csv"
-_LINES = "attn_exp.profilers.proton_lines.ProtonLines"
+_SAMPLES, _SAMPLED = "lines.hatchet", "lines.csv"
 
 
 class Proton:
     """Triton's profiler over `calls` calls of each pass, with cold caches before each.
 
-    With `lines`, a second process samples Triton kernels by line. `apart` is the default because PyTorch's profiler
-    keeps CUPTI in a process in which it has traced, and every worker has: that is how it names kernels.
+    It runs in a process of its own: PyTorch's profiler keeps CUPTI in a process in which it has traced, and every
+    worker has traced, to name kernels. With `lines`, a second process samples Triton kernels by line.
     """
 
-    def __init__(self, name: str, calls: int = 10, lines: bool = True, apart: bool = True) -> None:
-        self.name, self.calls, self.lines, self.apart = name, calls, lines, apart
+    def __init__(self, name: str, calls: int = 10, lines: bool = True) -> None:
+        self.name, self.calls, self.lines = name, calls, lines
 
     def profile(self, subject: Subject) -> Profile:
         """Write the tree as `proton.hatchet`, which `proton-viewer` shows, `kernels.csv`, and possibly `lines.csv`.
@@ -38,33 +38,46 @@ class Proton:
         """
         if subject.device != "cuda":
             raise Unavailable("proton needs an NVIDIA GPU: use profiler=torch on a CPU")
-        proton = load_proton()
-        if self.apart:
-            own = {"_target_": f"{__name__}.Proton", "name": self.name, "calls": self.calls}
-            profile = profile_apart(subject, {**own, "lines": False, "apart": False})
-        else:
-            profile = self.look(subject, proton)
-        return self.with_lines(subject, profile) if profile.kernels and self.lines and of_triton(subject) else profile
+        PACKAGE.load()
+        profile = profile_apart(
+            subject, {"_target_": f"{__name__}.ProtonPasses", "name": self.name, "calls": self.calls}
+        )
+        return self._with_lines(subject, profile) if profile.kernels and self.lines and _of_triton(subject) else profile
 
-    def look(self, subject: Subject, proton: Any) -> Profile:
-        """Profile in this process with the module `triton.profiler`.
+    def _apart(self, subject: Subject, profiler: str) -> Profile:
+        return profile_apart(subject, {"_target_": f"{__name__}.{profiler}", "name": self.name, "calls": self.calls})
 
-        Raises:
-            Unavailable: another profiler holds CUPTI in this process.
-        """
+    def _with_lines(self, subject: Subject, profile: Profile) -> Profile:
+        """Return the profile with the sampling process's files, or with the reason why there are none."""
         try:
-            session = begin(proton, subject.folder / _TREE)
-            try:
-                run_passes(proton, subject, self.calls)
-            finally:
-                proton.finalize(session)
-        except RuntimeError as error:
-            if _HELD.search(str(error)):
-                raise Unavailable(
-                    f"another profiler holds CUPTI in this process, which serves one at a time ({first_line(error)}): "
-                    f"set profiler.{self.name}.apart=true"
-                ) from error
-            raise
+            lines = profile_apart(
+                subject, {"_target_": f"{__name__}.ProtonLines", "name": self.name, "calls": self.calls}
+            )
+            reason, files = lines.reason, lines.files
+        except ProcessLost as error:
+            reason, files = str(error), ()
+        reason = f"no figures by line: {reason}" if reason else None
+        return replace(
+            profile,
+            reason="; ".join(filter(None, [profile.reason, reason])) or None,
+            files=tuple(dict.fromkeys((*profile.files, *files))),
+        )
+
+
+class ProtonPasses:
+    """Profiles `calls` calls of each pass, in a process of its own."""
+
+    def __init__(self, name: str, calls: int) -> None:
+        self.name, self.calls = name, calls
+
+    def profile(self, subject: Subject) -> Profile:
+        """Write the tree and the table of kernels."""
+        proton = PACKAGE.load()
+        session = _begin(proton, subject.folder / _TREE)
+        try:
+            _run_passes(proton, subject, self.calls)
+        finally:
+            proton.finalize(session)
         root = read_tree(subject.folder / _TREE)
         kernels: list[ProfiledKernel] = []
         metrics: dict[str, float] = {}
@@ -86,21 +99,75 @@ class Proton:
             files=subject.kept(_TREE, _TABLE),
         )
 
-    def with_lines(self, subject: Subject, profile: Profile) -> Profile:
-        """Return the profile with the sampling process's files, or with the reason why there are none."""
+
+class ProtonLines:
+    """Samples `calls` calls of each pass, in a process of its own that has loaded no kernel yet.
+
+    Proton reads the lines of a kernel when the driver loads it, and only while it samples. It knows only the names of
+    kernels that were loaded before (`CUPTI_CBID_RESOURCE_MODULE_LOADED` in its CuptiProfiler.cpp).
+    """
+
+    def __init__(self, name: str, calls: int = 10) -> None:
+        self.name, self.calls = name, calls
+        self._proton: Any = None
+        self._session: Any = None
+
+    def begin(self, folder: Path) -> None:
+        """Start sampling."""
+        self._proton = PACKAGE.load()
+        # Proton samples only kernels of the thread that started the session; autograd launches from threads of its own.
+        torch.autograd.set_multithreading_enabled(False)
+        self._session = _begin(self._proton, folder / _SAMPLES, mode="pcsampling")
+
+    def profile(self, subject: Subject) -> Profile:
+        """Write the tree as `lines.hatchet`, and `lines.csv`."""
         try:
-            lines = profile_apart(subject, {"_target_": _LINES, "name": self.name, "calls": self.calls})
-            reason, files = lines.reason, lines.files
-        except ProcessLost as error:
-            reason, files = str(error), ()
-        reason = f"no figures by line: {reason}" if reason else None
-        return replace(
-            profile,
-            reason="; ".join(filter(None, [profile.reason, reason])) or None,
-            files=tuple(dict.fromkeys((*profile.files, *files))),
+            _run_passes(self._proton, subject, self.calls)
+        finally:
+            self._proton.finalize(self._session)
+        root = read_tree(subject.folder / _SAMPLES)
+        lines = [line for direction in subject.calls for line in lines_of(root, direction)]
+        placed = [replace(line, place=_as_imported(line.place)) for line in lines]
+        if not placed:
+            return Profile(
+                status="failed", reason="PC sampling took no samples of the passes", files=subject.kept(_SAMPLES)
+            )
+        table = csv_text([field.name for field in fields(Line)], map(astuple, placed))
+        write_whole(subject.folder / _SAMPLED, table.encode())
+        known = any(line.place for line in placed)
+        return Profile(
+            status="ok",
+            reason=None if known else "PC sampling knew no line of source: lines.csv has samples by kernel",
+            files=subject.kept(_SAMPLES, _SAMPLED),
         )
 
 
-def of_triton(subject: Subject) -> bool:
+def _as_imported(place: str) -> str:
+    """Return a place in a source file without its import folder: `triton/language/core.py:7@kernel`."""
+    for folder in sorted(filter(None, sys.path), key=len, reverse=True):
+        if place.startswith(f"{folder.rstrip('/')}/"):
+            return place[len(folder.rstrip("/")) + 1 :]
+    return place
+
+
+def _begin(proton: Any, path: Path, **options: Any) -> Any:
+    """Start a session and return its number; finalizing it writes `path`, which ends in `.hatchet`."""
+    return proton.start(str(path.with_suffix("")), context="shadow", data="tree", backend="cupti", **options)
+
+
+def _run_passes(proton: Any, subject: Subject, calls: int) -> None:
+    """Call each pass `calls` times with cold caches, in a scope with its name, FLOPs and bytes."""
+    with subject.scope():
+        for direction, call in subject.calls.items():
+            work = work_of(subject.record, direction)
+            sizes = {"flops": work.flops, "bytes": work.least_bytes} if work else None
+            for _ in range(calls):
+                subject.evict_caches()
+                with proton.scope(direction, sizes):
+                    call()
+            synchronize(subject.device)
+
+
+def _of_triton(subject: Subject) -> bool:
     """Whether Triton compiles some of the job's kernels: the backend declares it, or Inductor generates them."""
     return getattr(subject.backend, "generates_triton", False) or subject.request.compile.mode != "none"

@@ -5,12 +5,11 @@ from collections.abc import Callable
 from torch.autograd.profiler import record_function
 
 from attn_exp.core.files import write_whole
-from attn_exp.core.profile import Profile
-from attn_exp.profilers.base import Subject
+from attn_exp.core.record.profile import Profile
+from attn_exp.profilers.base import Subject, kernels_csv
 from attn_exp.profilers.chrome import PREFIX, PassTrace, read_trace
-from attn_exp.profilers.figures_csv import kernels_csv
-from attn_exp.timers.kineto import silent_profile
-from attn_exp.timers.sync import synchronize
+from attn_exp.timers.call import synchronize
+from attn_exp.timers.trace import silent_profile
 
 TRACE_NAME = "trace.json"
 _TABLE = "kernels.csv"

@@ -1,28 +1,25 @@
 """Read the files of published figures (`published/*.yaml`); docs/reproducing.md describes them."""
 
-import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from attn_exp.core.case import DTYPES, Case
+from attn_exp.core.case.case import DTYPES, HALVES, Case
+from attn_exp.core.case.flops import flops, flops_common_convention, flops_sdpa_convention
 from attn_exp.core.conf import published_folder
 from attn_exp.core.errors import NOT_DECODED, UserError, brief, nearest
 from attn_exp.core.files import read_whole
-from attn_exp.core.flops import flops, flops_common_convention, flops_sdpa_convention
-from attn_exp.core.hardware import Peak, datasheet_peak
-from attn_exp.core.safe_text import printable_text
+from attn_exp.core.host.hardware import Peak, datasheet_peak
 
 Counting = Literal["exact_mask", "common", "sdpa"]
 Status = Literal["reproduced", "beside", "contradicted", "not_run", "cannot_run"]
 # The FLOPs that a source divides by its times.
 _FLOPS = {"exact_mask": flops, "common": flops_common_convention, "sdpa": flops_sdpa_convention}
-# What of a case a figure's overrides set, and the fields that they set.
+# The keys of a case that a figure's overrides set, and the fields that they set.
 _CASE_KEYS = {
     "batch": ("batch",),
     "model.q_heads": ("q_heads",),
@@ -38,18 +35,22 @@ _CASE_KEYS = {
     "layout": ("layout",),
     "dtype": ("dtype",),
 }
+# Keys that every configuration has and in which no two choices of a group differ: these vary inside of one run.
+_VARIED = ("batch", "model.q_heads", "model.kv_heads", "model.head_dim", "model.value_dim", "seq_len", "causal",
+           "window")  # fmt: skip
+# Values of keys that a figure's overrides leave out, in runs for which other figures set them.
+_DEFAULTS = {"window": "null", "model.value_dim": "null", "model.kv_heads": "null"}
 # How it is measured; a record that was measured otherwise is no repetition under the same conditions.
 CONDITIONS = ("layout", "regime", "l2")
 _SETTINGS = ("regime", "l2", "deterministic")
-_ID = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where figures are from: its name (the file's), citation, hardware, and what its figures share.
+    """The source of figures: its name (the file's), citation, hardware, and what its figures share.
 
-    `counting` is the convention of its FLOPs, `reading` the relative error of figures read off a chart, `evidence` the
-    file in results/ from which the statuses of its figures follow.
+    `counting` is the convention of its FLOPs, `reading` the relative error of figures read off a chart. `evidence` is
+    the file in results/ from which the statuses of its figures follow.
     """
 
     name: str
@@ -129,6 +130,9 @@ class Figure:
         return [*backend, *self.overrides, *([f"passes=[{','.join(passes)}]"] if passes else [])]
 
 
+_Positive = Annotated[float, msgspec.Meta(gt=0)]
+
+
 class _Library(msgspec.Struct, forbid_unknown_fields=True):
     backend: str | None = None
     version: str = ""
@@ -140,10 +144,8 @@ class _Row(msgspec.Struct, forbid_unknown_fields=True, rename={"direction": "pas
     library: str
     direction: Literal["forward", "backward", "step"]
     overrides: str = ""
-    tflops: float | None = None
-    time_us: float | None = None
-    # A number without a unit, which is refused by a sentence of its own.
-    value: float | None = None
+    tflops: _Positive | None = None
+    time_us: _Positive | None = None
     status: Status | None = None
     why: str = ""
     note: str = ""
@@ -158,7 +160,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     libraries: dict[str, _Library]
     figures: list[_Row]
     overrides: str = ""
-    reading: float = 0.0
+    reading: Annotated[float, msgspec.Meta(ge=0, lt=0.5)] = 0.0
     note: str = ""
     evidence: str = ""
 
@@ -179,14 +181,12 @@ def read_published(folder: Path | None = None) -> list[Figure]:
 def read_file(file: Path) -> list[Figure]:
     """Return the figures of one file. Raises UserError if the file cannot be read, or is wrong."""
     try:
-        content = printable_text(read_whole(file).decode())
+        content = read_whole(file).decode()
         data = msgspec.convert(msgspec.yaml.decode(content.encode()), _File)
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror}") from error
     except (*NOT_DECODED, ValueError) as error:
         raise UserError(f"{file} is no file of published figures: {brief(' '.join(str(error).split()))}") from error
-    if not 0 <= data.reading < 0.5:
-        raise UserError(f"{file}: reading={data.reading} is no relative error, such as 0.01")
     source = Source(
         file.stem, data.title, data.url, data.place, data.gpu, data.counting, data.reading, data.note, data.evidence
     )
@@ -203,30 +203,17 @@ def read_file(file: Path) -> list[Figure]:
 
 
 def _figure(source: Source, data: _File, row: _Row) -> Figure:
-    if not _ID.fullmatch(row.id):
-        raise UserError("its id is not of lower-case letters, digits, '.', '_' and '-'")
     if row.tflops is None and row.time_us is None:
         raise UserError("it has no unit: write tflops=... or time_us=...")
-    if row.value is not None:
-        raise UserError("value= is without a unit: leave it out")
-    for unit, number in (("tflops", row.tflops), ("time_us", row.time_us)):
-        if number is not None and not 0 < number < math.inf:
-            raise UserError(f"{unit}={number} is not a positive number")
     library = data.libraries.get(row.library)
     if library is None:
         raise UserError(f"its library {row.library} is not among libraries: {nearest(row.library, data.libraries)}")
-    if (library.backend is None) == (not library.cannot_run):
-        raise UserError(f"its library {row.library} needs either a backend or cannot_run")
     own = row.overrides.split()
     # The figure's own words take the place of the source's.
     words = {word.partition("=")[0]: word for word in (*data.overrides.split(), *own)}
     case, settings = _parsed(words)
     status: Status = row.status or ("cannot_run" if library.backend is None else "not_run")
     why = row.why or library.cannot_run
-    if (status == "cannot_run") != bool(why):
-        raise UserError("a figure has why= if and only if it is cannot_run")
-    if status not in ("not_run", "cannot_run") and not source.evidence:
-        raise UserError(f"its status {status} needs the source's evidence=")
     return Figure(
         source=source,
         id=row.id,
@@ -257,7 +244,7 @@ def _parsed(words: Mapping[str, str]) -> tuple[Case, dict[str, str]]:
             fields |= dict.fromkeys(_CASE_KEYS[key], _value(key, text))
         else:
             near = nearest(key, [*_CASE_KEYS, *_SETTINGS])
-            raise UserError(f"its override {word} is none that a figure may have: {near}see docs/reproducing.md")
+            raise UserError(f"its override {word} is none that a figure may have: {near}")
     fields = {"kv_heads": fields.get("q_heads"), "value_dim": fields.get("head_dim")} | fields
     missing = [key for key, names in _CASE_KEYS.items() if key in _NEEDED and not set(names) <= set(fields)]
     if missing:
@@ -291,3 +278,45 @@ def choose(figures: Sequence[Figure], name: str) -> list[Figure]:
         near = nearest(name, [*sources, *(one.name for one in figures), *(one.id for one in figures)])
         raise UserError(f"there is no figure or source '{name}': {near}the sources are {', '.join(sources)}")
     return chosen
+
+
+def runs(figures: Sequence[Figure], more: Sequence[str], sweep: str) -> list[list[str]]:
+    """Return the arguments of `attn-exp run` that measure each configuration once, all in one sweep.
+
+    Configurations of one backend, dtype and settings are one run, whose jobs vary in a node `figure` of its own. Each
+    configuration has the passes that figures need; the backward needs its forward.
+
+    Args:
+        figures: the figures to measure.
+        more: overrides of the user's own, for all runs.
+        sweep: the sweep's name.
+    """
+    passes: dict[tuple[str, ...], set[str]] = {}
+    for figure in figures:
+        if figure.backend is not None:
+            passes.setdefault(tuple(figure.words()), set()).add(figure.direction)
+    groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    for words, directions in passes.items():
+        split = dict(word.split("=", 1) for word in words)
+        fixed = [f"{key}={value}" for key, value in split.items() if key not in _VARIED]
+        if directions <= set(HALVES):
+            directions = directions if directions == {"forward"} else set(HALVES)
+        fixed.append(f"passes=[{','.join(sorted(directions, key=('forward', 'backward', 'step').index))}]")
+        varied = _DEFAULTS | {key: value for key, value in split.items() if key in _VARIED}
+        groups.setdefault(tuple(fixed), []).append(varied)
+    return [
+        ["-m", *fixed, *_choices(configurations), *more, f"sweep={sweep}"] for fixed, configurations in groups.items()
+    ]
+
+
+def _choices(configurations: Sequence[dict[str, str]]) -> list[str]:
+    """Return the overrides of which each combination is one configuration."""
+    keys = [key for key in _VARIED if any(key in one for one in configurations)]
+    same = [key for key in keys if len({one.get(key) for one in configurations}) == 1]
+    varied = [key for key in keys if key not in same]
+    shared = [f"{key}={configurations[0][key]}" for key in same]
+    if len(varied) < 2:
+        return shared + [f"{key}={','.join(one[key] for one in configurations)}" for key in varied]
+    names = {key: key.replace(".", "_") for key in varied}
+    points = ["{" + ",".join(f"{names[key]}:{one[key]}" for key in varied) + "}" for one in configurations]
+    return [*shared, f"+figure={','.join(points)}", *(f"{key}=${{figure.{names[key]}}}" for key in varied)]

@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from attn_exp.core.case import PASSES, Case
-from attn_exp.core.case_fields import case_columns
+from attn_exp.core.case.case import PASSES, Case
+from attn_exp.core.case.fields import case_columns
 from attn_exp.core.errors import UserError
 from attn_exp.core.files import read_whole
-from attn_exp.core.flags import flags_in
-from attn_exp.core.hardware import datasheet_peak
+from attn_exp.core.host.hardware import datasheet_peak
+from attn_exp.core.record.flags import flags_in
 from attn_exp.reproduce.figures import CONDITIONS, Figure, Status
 from attn_exp.results.cell import ChosenMetric, cells_of
 from attn_exp.results.result import Result
 
 # A figure is reproduced if the whole interval of our rate over theirs lies within 3 %, and contradicted if all of it
-# lies beyond 10 %; both on the log scale, and beyond the error of reading a chart.
+# lies beyond 10 %. Both hold on the log scale, and beyond the error of reading a chart.
 REPRODUCED, CONTRADICTED = math.log1p(0.03), math.log1p(0.10)
 
 
@@ -98,7 +98,7 @@ def verdict_of(ratio: float, half: float | None, reading: float) -> Status:
 def judge(figures: Sequence[Figure], measured: Sequence[Measured]) -> list[Judged]:
     """Return each figure with our measurement of its configuration.
 
-    Of several the latest counts that was measured on the figure's GPU and under its conditions, as far as there is one.
+    The latest measurement on the figure's GPU and under its conditions counts, or the one that comes nearest to these.
     """
     by_case: dict[Any, list[Measured]] = {}
     for one in measured:

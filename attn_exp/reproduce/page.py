@@ -1,17 +1,16 @@
-"""What `attn-exp reproduce` prints: figures beside our measurements, the list of sources, and what lint found."""
+"""The output of `attn-exp reproduce`: figures beside our measurements, and the list of sources."""
 
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, get_args
 
 from attn_exp.compare.sheet import Column, Headline, Page, Sheet
-from attn_exp.core.case_fields import case_columns
+from attn_exp.core.case.fields import case_columns
+from attn_exp.core.case.filter import Filter, Getter
 from attn_exp.core.errors import UserError
-from attn_exp.core.filter import Filter, Getter
 from attn_exp.core.text import SHORT
 from attn_exp.reproduce.figures import Figure, Status
 from attn_exp.reproduce.judged import Judged
-from attn_exp.reproduce.lint import Finding
 
 _FIELDS: dict[str, Getter] = {
     "source": lambda one: one.source.name,
@@ -145,30 +144,10 @@ def judged_page(judged: Sequence[Judged]) -> Page:
     )
     verdicts: dict[str, int] = {str(name): count for name, count in counts.items()}
     about = {"kind": "reproduced", "figures": len(judged), **verdicts}
-    return Page(about, (said,), (Sheet("rows", "", columns, tuple(rows)),), notes, headline=Headline((said,)))
+    return Page(about, (), (Sheet("rows", "", columns, tuple(rows)),), notes, headline=Headline((said,)))
 
 
 def _interval(values: dict[str, Any]) -> str:
     if values["low"] is None:
         return ""
     return f"{values['low']:.3f} to {values['high']:.3f}"
-
-
-def findings_page(findings: Sequence[Finding], figures: int) -> Page:
-    """Return the page of what lint found in so many figures."""
-    columns = (
-        Column("kind", ""),
-        Column("figures", ""),
-        Column("said", ""),
-        Column("others", ""),
-        Column("finding", "finding", joined=lambda values: values["line"]),
-        Column("line", ""),
-    )
-    rows = tuple(
-        (one.kind, " ".join(figure.name for figure in one.figures), one.said, one.others, None, str(one))
-        for one in findings
-    )
-    counts = Counter(one.kind for one in findings)
-    said = f"{figures} figures: {', '.join(f'{count} {kind}' for kind, count in counts.items()) or 'nothing is wrong'}"
-    about = {"kind": "lint", "figures": figures, "findings": len(findings)}
-    return Page(about, (said,), (Sheet("findings", "", columns, rows),), ())

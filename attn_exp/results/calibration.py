@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from attn_exp.core.files import write_whole
-from attn_exp.core.paired_test import MARGIN_FLOOR
+from attn_exp.core.stats.paired import MARGIN_FLOOR
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +49,7 @@ def write_calibration(calibration: Calibration) -> Path:
 def read_calibration(device: str) -> Calibration | None:
     """Return the device's calibration, or None if there is none or it cannot be read."""
     try:
-        tree = msgspec.json.decode(calibration_path(device).read_bytes(), type=dict[str, Any])
-        # Earlier versions called it `delta`.
-        tree.setdefault("margin", tree.get("delta"))
-        return msgspec.convert(tree, Calibration)
+        return msgspec.json.decode(calibration_path(device).read_bytes(), type=Calibration)
     except (OSError, UnicodeDecodeError, msgspec.MsgspecError):
         return None
 

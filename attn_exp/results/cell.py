@@ -1,29 +1,26 @@
 """Cells: one pass of one result, with the value of the metric that is compared."""
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
-from attn_exp.core.case import HALVES, PASSES
-from attn_exp.core.errors import UserError, nearest_meaning
-from attn_exp.core.interval import Uncertainty
-from attn_exp.core.metrics import METRICS, Metric, metric_named
+from attn_exp.core.case.case import HALVES, PASSES
+from attn_exp.core.errors import UserError, nearest
+from attn_exp.core.record.metrics import METRICS, Metric, metric_named
+from attn_exp.core.stats.interval import Uncertainty
 from attn_exp.core.text import SHORT
 from attn_exp.results.result import Result
 
 _METRICS_SHOWN = 12
-_UNITS = ("us", "s", "bytes", "mhz", "w")
-# What programs and papers call a metric.
-_CALLED = {
-    **dict.fromkeys(("latency", "runtime", "duration", "speed", "ms", "time"), "time_us"),
-    **dict.fromkeys(("throughput", "performance"), "tflops"),
-    **dict.fromkeys(("memory", "vram"), "peak_memory_bytes"),
-    "energy": "joules_per_call",
-    "bandwidth": "gb_per_s",
-    "accuracy": "error_out",
-}
 # Nothing is known of a value with such a half-width of its logarithm, and ratios of two such still are numbers.
 _WIDEST = 100.0
+# Names of C++ carry their template arguments, and those of libraries shape and architecture. A plain name, as Triton
+# gives to kernels, is also that of the same function with other tiles.
+_TELLING = re.compile(r"\W|cudnn|cutlass|nvjet|sm\d+_|_sm\d+|^Mem(set|cpy)")
+# The operators of PyTorch's CPU backends that compute attention as a whole; their wrapper has none of these names.
+_ATTENTION = re.compile(r"aten::_\w*attention\w*")
 
 
 @dataclass(frozen=True)
@@ -52,8 +49,8 @@ class Cell:
     """One pass of one result.
 
     `value` is the metric's value, or None if the result is not ok or lacks the metric. `half` is the half-width of the
-    95 % confidence interval of its logarithm, with which ratios are computed, or None if it has no interval; `rounds`
-    are the rounds that it is from, None where the record does not say.
+    95 % confidence interval of its logarithm, with which ratios are computed; None without an interval. `rounds` are
+    the rounds that it is from, None if the record does not say.
     """
 
     result: Result
@@ -109,23 +106,12 @@ def metric_of(word: str, results: Iterable[Result]) -> ChosenMetric:
             raise UserError("no record is ok, so there is nothing to compare: see table.txt in the sweep's folder")
         absent = [known for known in METRICS if known == name or (name and known.startswith(f"{name}_"))]
         if absent and not longer and name not in names:
-            raise UserError(f"no row has {' or '.join(absent)}: docs/metrics.md says what it needs")
-        near = nearest_meaning(name, metric_words(names))
+            raise UserError(f"no row has {' or '.join(absent)}")
+        near = nearest(name, names)
         first = [*(one for one in ("time_us", "tflops") if one in names), *sorted(names - {"time_us", "tflops"})]
-        known = f"the metrics are {', '.join(first[:_METRICS_SHOWN])}, ...; docs/metrics.md lists all"
+        known = f"the metrics are {', '.join(first[:_METRICS_SHOWN])}, ...; table.csv has all"
         raise UserError(f"there is no metric '{word}': {near}{known}")
     return metric
-
-
-def metric_words(names: Iterable[str]) -> dict[str, str]:
-    """Return the words that may be meant for one of these names: itself, without its unit, and what others call it."""
-    there = set(names)
-    without_unit = {name.rpartition("_")[0]: name for name in sorted(there) if name.rpartition("_")[2] in _UNITS}
-    return {
-        **without_unit,
-        **{one: name for one, name in _CALLED.items() if name in there},
-        **{one: one for one in there},
-    }
 
 
 def metric_names(results: Iterable[Result]) -> set[str]:
@@ -166,3 +152,31 @@ def _time_half(result: Result, direction: str) -> float | None:
     if low is None or high is None or not 0 < low <= high:
         return None
     return min((math.log(high) - math.log(low)) / 2, _WIDEST)
+
+
+def attends(name: str) -> bool:
+    """Return whether an operator of a CPU computes attention as a whole."""
+    return _ATTENTION.fullmatch(name) is not None
+
+
+def kernel_identity(result: Result, direction: str) -> frozenset[str] | None:
+    """Return what identifies the kernels of a pass; None if their names do not, or if they are unknown.
+
+    On a CPU it is the names of all operators, if one of them computes attention as a whole.
+    """
+    return _identity(result.kernels.get(direction, ()), result.device) if result.status == "ok" else None
+
+
+# Each result of a case is compared with each other one, and thousands have the same kernels.
+@lru_cache(1 << 12)
+def _identity(kernels: tuple[str, ...], device: str) -> frozenset[str] | None:
+    names = frozenset(kernels)
+    if device == "cpu":
+        return names if any(map(attends, names)) else None
+    return names if names and all(_TELLING.search(name) for name in names) else None
+
+
+def same_kernel(one: Result, other: Result, direction: str) -> bool:
+    """Return whether two results of one case ran the same kernels in a pass, as far as their names tell."""
+    own = kernel_identity(one, direction)
+    return own is not None and own == kernel_identity(other, direction)

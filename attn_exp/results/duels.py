@@ -8,9 +8,9 @@ import msgspec
 
 from attn_exp.core.errors import NOT_DECODED, UserError, is_inside
 from attn_exp.core.files import SHORT_BYTES, read_whole
-from attn_exp.core.paired_test import Verdict
-from attn_exp.core.record_file import VERDICTS_NAME
-from attn_exp.core.request import DUEL_NAME
+from attn_exp.core.record.file import VERDICTS_NAME
+from attn_exp.core.record.request import DUEL_NAME
+from attn_exp.core.stats.paired import Verdict
 from attn_exp.results.read import read_folder
 from attn_exp.results.result import Result
 from attn_exp.results.there import sweeps_in
@@ -18,7 +18,7 @@ from attn_exp.results.there import sweeps_in
 
 @dataclass(frozen=True, slots=True)
 class Duelled:
-    """What a duel found about rivals `a` and `b` in one pass.
+    """The result of a duel between rivals `a` and `b` in one pass.
 
     `times` is how many times as fast as b a is, with its 95 % interval `low` to `high`; the `verdict` is about a.
     `duel` is the name of its folder.

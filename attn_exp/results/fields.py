@@ -3,15 +3,15 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from attn_exp.core.case import PASSES
-from attn_exp.core.case_fields import case_columns
-from attn_exp.core.errors import nearest, nearest_meaning
-from attn_exp.core.filter import Getter, unknown_field
-from attn_exp.core.flags import FLAGS
-from attn_exp.core.metrics import METRICS
+from attn_exp.core.case.case import PASSES
+from attn_exp.core.case.fields import case_columns
+from attn_exp.core.case.filter import Getter, unknown_field
+from attn_exp.core.errors import nearest
+from attn_exp.core.record.flags import FLAGS
+from attn_exp.core.record.metrics import METRICS
 from attn_exp.core.source import short
 from attn_exp.core.text import word
-from attn_exp.results.cell import Cell, metric_names, metric_words
+from attn_exp.results.cell import Cell, metric_names
 
 _OWN: dict[str, Getter] = {
     "backend": lambda cell: cell.result.label,
@@ -19,17 +19,20 @@ _OWN: dict[str, Getter] = {
     "status": lambda cell: cell.result.status,
     "pass": lambda cell: cell.direction,
     "seq_len": lambda cell: max(cell.result.case.q_len, cell.result.case.kv_len),
+    "embed_dim": lambda cell: cell.result.case.embed_dim,
     "device": lambda cell: cell.result.device,
     "timer": lambda cell: cell.result.measuring.timer,
     "regime": lambda cell: cell.result.measuring.regime,
     "l2": lambda cell: cell.result.measuring.l2,
     "inputs": lambda cell: cell.result.measuring.inputs,
+    "accumulate": lambda cell: cell.result.measuring.accumulate,
     "caches": lambda cell: cell.result.caches,
     "source": lambda cell: short(cell.result.source),
     "sweep": lambda cell: cell.result.sweep,
     "job": lambda cell: cell.result.job,
     "gpu": lambda cell: cell.result.device_name,
     "gpu_uuid": lambda cell: cell.result.environment.get("gpu_uuid"),
+    "method_version": lambda cell: cell.result.method_version,
     "power_limit_w": lambda cell: cell.result.environment.get("power_limit_w"),
 }
 NAMED = (*_OWN, *case_columns())
@@ -40,8 +43,8 @@ FIELDS = f"the fields are {', '.join(NAMED)}, flags and metrics"
 def fields(cells: Sequence[Cell]) -> dict[str, Getter]:
     """Return the getter of every field name.
 
-    Fields are those of a case and of a record, its flags (true or false), its backend's options (`backend.NAME`), and
-    metrics, either with the pass (`forward/time_us`) or of the cell's own pass (`time_us`).
+    Fields are those of a case and of a record, its flags (true or false) and its backend's options (`backend.NAME`).
+    Metrics have a pass (`forward/time_us`) or are of the cell's own pass (`time_us`).
     """
     results = {id(cell.result): cell.result for cell in cells}.values()
     # Facts are known even if nobody measured them: nothing has them then.
@@ -62,9 +65,7 @@ def getter(name: str, known: dict[str, Getter], key: str) -> Getter:
         UserError: there is no such field.
     """
     if name not in known:
-        # Rows are sorted by numbers more often than by words.
-        near = nearest_meaning(name, metric_words(known)) if key == "sort=" else nearest(name, known)
-        raise unknown_field(name, near, key, FIELDS)
+        raise unknown_field(name, nearest(name, known), key, FIELDS)
     return known[name]
 
 

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_exp.core.case_fields import case_columns
+from attn_exp.core.case.fields import case_columns
 from attn_exp.core.errors import RecordError, UserError, nearest
 from attn_exp.core.files import read_whole, short_text
 from attn_exp.core.frames import frame
-from attn_exp.core.record import Record
-from attn_exp.core.record_file import FILE_NAME
+from attn_exp.core.record.file import FILE_NAME
+from attn_exp.core.record.record import Record
 from attn_exp.core.redaction import redacted
-from attn_exp.core.request import DUEL_NAME
 from attn_exp.core.text import FIRST_ROWS, SHORT, figures, html_table
 from attn_exp.results.cell import passes_shown
 from attn_exp.results.result import Result, decode, named
@@ -124,24 +123,6 @@ def read_folder(folder: Path, *, may_be_empty: bool = False) -> Sweep:
     return Sweep(folder.name, str(folder), *read, typed_command(folder), planned_jobs(folder))
 
 
-def read_home(home: Path) -> list[Sweep]:
-    """Return all sweeps in a folder of sweeps, the oldest first, without duels; files that are no records are named.
-
-    Raises:
-        UserError: it has no sweep with a record.
-    """
-    if not home.is_dir():
-        raise UserError(f"there is {_no_home(home)}")
-    folders = [path for path in sweeps_in(home) if not (path / DUEL_NAME).is_file()]
-    sweeps = [read_folder(folder, may_be_empty=True) for folder in folders]
-    if not any(sweep.results for sweep in sweeps):
-        if any((folder / FILE_NAME).is_file() for folder in folders):
-            raise UserError(f"{home} is one sweep: give the folder that it is in, {home.absolute().parent}")
-        broken = next((sentence for sweep in sweeps for sentence in sweep.broken), f"{home} has no sweep yet")
-        raise UserError(f"there is nothing to show, {broken}: give a folder of sweeps, such as {HOME}")
-    return [sweep for sweep in sweeps if sweep.results or sweep.broken]
-
-
 def typed_command(folder: Path) -> str:
     """Return the command that `command.txt` in a sweep's folder has; empty if there is none."""
     return redacted(short_text(folder / "command.txt"))
@@ -186,6 +167,8 @@ def _rows(result: Result) -> list[dict[str, Any]]:
 
 
 def _no_sweep(word: str, home: Path, there: Sequence[str], kept: Sequence[str]) -> str:
+    if word and os.path.isfile(word):
+        return f"{word} is a file, and a sweep is a folder of records: write {Path(word).parent}, if that is one"
     if not there and not kept and not home.is_dir():
         return f"there is no sweep '{word}', and {_no_home(home)} with folder=FOLDER"
     if not there and not kept:

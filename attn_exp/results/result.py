@@ -10,20 +10,19 @@ from typing import Any
 
 import msgspec
 
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 from attn_exp.core.catalogue import About, later_options, recorded_about
 from attn_exp.core.errors import NOT_DECODED, RecordError, UserError, check_name
-from attn_exp.core.flags import flags_in
-from attn_exp.core.record import SCHEMA, Disagreement, Record
-from attn_exp.core.record_file import FILE_NAME, read_record
-from attn_exp.core.request import Compile, Measuring, backend_label, settings
-from attn_exp.core.safe_text import printable_json
-from attn_exp.core.soundness import check_environment, unsound
+from attn_exp.core.record.file import FILE_NAME, read_record
+from attn_exp.core.record.flags import flags_in
+from attn_exp.core.record.record import SCHEMA, Disagreement, Record
+from attn_exp.core.record.request import Compile, Measuring, backend_label, settings
+from attn_exp.core.record.soundness import check_environment, odd_times
+from attn_exp.core.record.status import STATUSES, Status
 from attn_exp.core.source import short
-from attn_exp.core.status import STATUSES, Status
 from attn_exp.core.text import unique_labels
 
-# What a sweep's records share is decoded once: thousands of records have only a few environments and cases.
+# The data that a sweep's records share are decoded once: thousands of records have only a few environments and cases.
 _KEPT = 1 << 14
 
 
@@ -134,38 +133,20 @@ def decode(content: bytes, path: Path) -> Result:
         RecordError: the content is not a record of this schema.
     """
     try:
-        lean = _LEAN.decode(printable_json(content))
+        lean = _LEAN.decode(content)
         if lean.schema != SCHEMA:
             raise RecordError(f"{path} has schema {lean.schema}, this version reads {SCHEMA}")
         request = lean.request
         check_name("job", request.job)
         check_name("sweep", request.sweep)
-        case = _case(bytes(request.case))
+        case = _decoded(bytes(request.case), Case)
         backend, backend_key = _options(bytes(request.backend))
         compiled, compile_key = _compile(bytes(request.compile))
-        measuring = _measuring(bytes(request.measuring))
+        measuring = _decoded(bytes(request.measuring), Measuring)
         environment = _environment(bytes(lean.environment)) if lean.environment else {}
-        canaries = _figures(bytes(lean.canaries)) if lean.canaries else {}
-        ceilings = _figures(bytes(lean.ceilings)) if lean.ceilings else {}
-        wrong = unsound(
-            status=lean.status,
-            names={"model.name": request.model, "device": request.device, "method_version": lean.method_version},
-            backend=backend,
-            measuring=measuring,
-            passes=lean.passes,
-            metrics=lean.metrics,
-            flags=lean.flags,
-            parts={
-                "canaries": canaries,
-                "ceilings": ceilings,
-                "passes": lean.passes,
-                "reason": lean.reason or "",
-                "profiles": dict.fromkeys(lean.profiles, 0.0),
-                "started_at": lean.started_at,
-                "finished_at": lean.finished_at,
-            },
-        )
-        if wrong is not None:
+        canaries = _decoded(bytes(lean.canaries), dict[str, float]) if lean.canaries else {}
+        ceilings = _decoded(bytes(lean.ceilings), dict[str, float]) if lean.ceilings else {}
+        if wrong := odd_times(measuring.passes, lean.metrics, ok=lean.status == "ok"):
             raise RecordError(f"{path} is not a record: {wrong}")
         timings = [timing for measured in lean.passes.values() for timing in measured.timings[:1]]
         return Result(
@@ -203,7 +184,7 @@ def decode(content: bytes, path: Path) -> Result:
             method_version=lean.method_version,
             path=path,
             caches=request.caches,
-            source=_source(bytes(request.source)) if request.source else {},
+            source=_decoded(bytes(request.source), dict[str, str]) if request.source else {},
             key=(case, backend_key, compile_key, request.device, request.caches),
         )
     except (*NOT_DECODED, UserError) as error:
@@ -287,13 +268,8 @@ _LEAN = msgspec.json.Decoder(_Lean)
 
 
 @lru_cache(_KEPT)
-def _case(raw: bytes) -> Case:
-    return msgspec.json.decode(raw, type=Case)
-
-
-@lru_cache(_KEPT)
-def _measuring(raw: bytes) -> Measuring:
-    return msgspec.json.decode(raw, type=Measuring)
+def _decoded(raw: bytes, kind: Any) -> Any:
+    return msgspec.json.decode(raw, type=kind)
 
 
 @lru_cache(_KEPT)
@@ -308,16 +284,6 @@ def _options(raw: bytes) -> tuple[dict[str, Any], str]:
     """Return a backend with its options, and what they are in a `Result.key`."""
     found = msgspec.json.decode(raw, type=dict[str, Any])
     return found, json.dumps(found, sort_keys=True)
-
-
-@lru_cache(_KEPT)
-def _source(raw: bytes) -> dict[str, str]:
-    return msgspec.json.decode(raw, type=dict[str, str])
-
-
-@lru_cache(_KEPT)
-def _figures(raw: bytes) -> dict[str, float]:
-    return msgspec.json.decode(raw, type=dict[str, float])
 
 
 @lru_cache(_KEPT)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from attn_exp.core.errors import is_inside
 from attn_exp.core.files import SHORT_BYTES, read_whole, short_text, write_first, write_whole
-from attn_exp.core.record import Record
-from attn_exp.core.record_file import sound_record
-from attn_exp.core.request import Request
+from attn_exp.core.record.file import sound_record
+from attn_exp.core.record.record import Record
+from attn_exp.core.record.request import Request
 from attn_exp.core.source import identity
 from attn_exp.results.there import HOME
 
@@ -22,9 +22,9 @@ _DIGITS = 10
 def done_record(request: Request, folder: Path) -> Record | None:
     """Return the record of a job that need not run again, or None.
 
-    A job runs again if its record is missing, broken or of a failure that is retried, if it lacks the profile of a
-    requested profiler, if it is another job's or of another source of the backend, or if the folder is a link that
-    leads elsewhere.
+    A job runs again if its record is missing, broken, of a failure that is retried, or without the profile of a
+    requested profiler. It also does if the record is another job's or of another source of the backend, or if the
+    folder is a link that leads elsewhere.
     """
     record = sound_record(folder) if is_inside(folder, folder.parent) else None
     if record is None or not record.final or record.request.job != request.job:

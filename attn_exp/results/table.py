@@ -1,27 +1,60 @@
 """Tables of results: the line of one job, a sweep's table, and its CSV. `Session._finish` calls `write_tables`."""
 
+import contextlib
 import csv
 import io
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_exp.core.bitwise import yes_or_no
-from attn_exp.core.case import NORMAL
-from attn_exp.core.case_fields import MASK_FIELDS, case_columns, typed_fields, with_mask
+import msgspec
+
+from attn_exp.core.case.case import NORMAL
+from attn_exp.core.case.fields import MASK_FIELDS, case_columns, typed_fields, with_mask
 from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.files import write_whole
-from attn_exp.core.flags import flag_marks, flag_notes
-from attn_exp.core.metrics import METRICS, metric_named
-from attn_exp.core.safe_text import csv_cell
+from attn_exp.core.record.bitwise import yes_or_no
+from attn_exp.core.record.flags import flag_marks, flag_notes
+from attn_exp.core.record.metrics import METRICS, metric_named
 from attn_exp.core.source import commit
-from attn_exp.core.text import SHORT, WIDTH, figures, filled, fitted, flat, half_text, plain, word
-from attn_exp.core.troubles import with_code
+from attn_exp.core.text import (
+    SHORT,
+    WIDTH,
+    figures,
+    filled,
+    fitted,
+    flat,
+    grid,
+    half_text,
+    markdown_text,
+    plain,
+    word,
+)
 from attn_exp.results.cell import passes_shown
-from attn_exp.results.opinions import opinion_notes
 from attn_exp.results.result import Result, named
 
-_CASE_NAMES = ("backend", "model", "seq_len", *case_columns(), "timer", "regime", "l2", "inputs", "seed", "device")
+_CASE_NAMES = (
+    *("backend", "model", "seq_len", *case_columns(), "embed_dim"),
+    *("timer", "regime", "l2", "inputs", "accumulate", "seed", "device"),
+)
+# How many pairs of timers that disagree a table lists.
+_OPINIONS = 5
+FORMATS = ("table", "json", "csv", "markdown")
+# The columns that a page has room for, besides the metrics of each pass.
+_PAGE_COLUMNS = (
+    "label",
+    "status",
+    "batch",
+    "q_heads",
+    "kv_heads",
+    "q_len",
+    "kv_len",
+    "head_dim",
+    "dtype",
+    "causal",
+    "flags",
+)
+_PAGE_METRICS = ("time_us", "time_half_width", "tflops")
 _VERSIONS = ("cuda", "cudnn", "driver")
 # Facts of the environment that move times; a GPU's are those of its record only.
 _SETTINGS = (
@@ -31,7 +64,18 @@ _SETTINGS = (
 )
 # Columns that a narrow terminal may omit, the least important first.
 _RATES = ("bwd\nTFLOPS", "fwd\nTFLOPS")
-_DISPENSABLE = ("device", "timer", "model", "align", "fwd\nerror", "bwd\nerror", "fwd\n+-%", "bwd\n+-%", "dtype")
+_DISPENSABLE = (
+    "device",
+    "embed_dim",
+    "timer",
+    "model",
+    "align",
+    "fwd\nerror",
+    "bwd\nerror",
+    "fwd\n+-%",
+    "bwd\n+-%",
+    "dtype",
+)
 
 
 def time_text(us: float) -> str:
@@ -50,6 +94,7 @@ def job_line(result: Result, options: Sequence[str] = ()) -> str:
     own = flat(result.backend)
     shown_options = [f"{name}={word(own[name])}" for name in options if name in own]
     kind = [] if result.measuring.inputs == NORMAL else [f"inputs {result.measuring.inputs}"]
+    kind += ["accumulate"] if result.measuring.accumulate else []
     head = " ".join([f"{result.status:<12}", f"{result.label} {result.case.label()}", *kind, *shown_options])
     if result.status != "ok":
         return f"{head}: {result.reason}"
@@ -69,7 +114,7 @@ def check_columns(columns: Any) -> tuple[str, ...]:
     names = columns if isinstance(columns, list) else [columns]
     for name in names:
         if not isinstance(name, str) or not metric_named(name).description:
-            advice = f"{nearest(str(name), METRICS)}write columns=[joules_per_call]; docs/metrics.md lists all"
+            advice = f"{nearest(str(name), METRICS)}write columns=[joules_per_call]"
             raise UserError(f"columns={name} is no list of metrics: {advice}")
     return tuple(names)
 
@@ -93,7 +138,7 @@ def table(results: Sequence[Result], width: int = WIDTH, columns: Sequence[str] 
         rows = [{name: value for name, value in row.items() if name != "inputs"} for row in rows]
     shared.pop("backend", None)  # backends are listed in every row, even if there is only one
     shown = [name for name in rows[0] if name not in shared and any(row[name] not in (None, "") for row in rows)]
-    # What was asked for stays longer than what is there anyway.
+    # Requested columns stay longer than those that are always there.
     text, left_out = fitted(rows, shown, (*_DISPENSABLE, *(_RATES if columns else ())), width)
     devices = sorted({result.device_name for result in results})
     lines = [
@@ -116,7 +161,7 @@ def table(results: Sequence[Result], width: int = WIDTH, columns: Sequence[str] 
         lines.append("+-%: half-width of the 95 % confidence interval across rounds")
     lines += flag_notes(flag for result in results for flag in result.flags)
     lines += opinion_notes(_ordered(results))
-    lines += [f"* {with_code(reason)}" for reason in sorted({result.reason for result in results if result.reason})]
+    lines += [f"* {reason}" for reason in sorted({result.reason for result in results if result.reason})]
     return "\n".join(line if line is text else filled(line, width) for line in lines)
 
 
@@ -124,8 +169,20 @@ def csv_rows(results: Sequence[Result]) -> tuple[list[str], list[dict[str, Any]]
     """Return the columns of `table.csv`, and a row per result with those that it has."""
     passes = passes_shown(results)
     names = [
-        *("job", "status", "reason", "backend", "label", "compile", "model", *case_columns()),
-        *("device", "timer", "regime", "l2", "inputs", "caches", "source", "source_commit", "seed", "flags"),
+        *("job", "status", "reason", "backend", "label", "compile", "model", *case_columns(), "embed_dim"),
+        *(
+            "device",
+            "timer",
+            "regime",
+            "l2",
+            "inputs",
+            "accumulate",
+            "caches",
+            "source",
+            "source_commit",
+            "seed",
+            "flags",
+        ),
         "second_opinions",
         *(f"{direction}/{metric}" for direction in passes for metric in _metric_names(results, direction)),
         *(f"{direction}/kernels" for direction in passes),
@@ -141,7 +198,7 @@ def csv_text(results: Sequence[Result]) -> str:
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: csv_cell(value) for name, value in row.items()} for row in rows)
+    writer.writerows(rows)
     return buffer.getvalue()
 
 
@@ -155,17 +212,18 @@ def write_tables(results: Sequence[Result], folder: Path, columns: Sequence[str]
 
 def _ordered(results: Iterable[Result]) -> list[Result]:
     """Order results by case size, so that backends of one case are adjacent, and make labels unique."""
-    return named(sorted(results, key=_order))
+    return named(sorted(results, key=table_order))
 
 
-def _order(result: Result) -> tuple[Any, ...]:
+def table_order(result: Result) -> tuple[Any, ...]:
+    """Return what sorts results by their cases' sizes, then by backend."""
     case = [getattr(result.case, name) for name in case_columns()]
     sizes = [(value is not None, value) for value in case]
     return (result.model, *sizes, result.measuring.inputs, result.label, result.job)
 
 
 def _metric_names(results: Iterable[Result], direction: str) -> list[str]:
-    """Return the metrics of one pass in the order of core/metrics.py, unknown ones last."""
+    """Return the metrics of one pass in the order of core/record/metrics.py, unknown ones last."""
     order = {name: index for index, name in enumerate(METRICS)}
     names = {name for one in METRICS.values() for name in one.columns}
     for result in results:
@@ -181,9 +239,15 @@ def _row(
     if masked:
         values = {name: value for name, value in values.items() if name not in MASK_FIELDS} | {"mask": result.case.mask}
     row |= {name: plain(value) for name, value in values.items()}
+    row["embed_dim"] = result.case.embed_dim
     way = result.measuring
     row |= {"timer": way.timer, "regime": way.regime, "l2": way.l2}
-    row |= {"inputs": way.inputs, "seed": way.seed, "device": result.device}
+    row |= {
+        "inputs": way.inputs,
+        "accumulate": plain(way.accumulate or None),
+        "seed": way.seed,
+        "device": result.device,
+    }
     row["status"] = result.status if result.status == "ok" else f"{result.status}*"
     for side in passes:
         short, metrics = SHORT[side], result.metrics
@@ -207,7 +271,9 @@ def _row(
 
 
 def _head(column: str) -> str:
-    head = metric_named(column).head
+    metric = metric_named(column)
+    # A fact is a word, so that its head decides how wide its column is.
+    head = metric.head.replace(" ", "\n") if metric.is_fact else metric.head
     return column.replace("_", " ") if "{" in head else head
 
 
@@ -232,6 +298,7 @@ def _csv_row(result: Result, names: Collection[str]) -> dict[str, Any]:
         "regime": measuring.regime,
         "l2": measuring.l2,
         "inputs": measuring.inputs,
+        "accumulate": measuring.accumulate,
         "caches": result.caches,
         "source": result.source.get("sha256", "")[:16],
         "source_commit": commit(result.source),
@@ -241,9 +308,54 @@ def _csv_row(result: Result, names: Collection[str]) -> dict[str, Any]:
         "torch": environment.get("versions", {}).get("torch", ""),
         "finished_at": f"{result.finished_at:.3f}",
     }
-    row |= {name: getattr(result.case, name) for name in case_columns()}
+    row |= {name: getattr(result.case, name) for name in (*case_columns(), "embed_dim")}
     row |= {name: environment.get(name, "") for name in ("gpu", "gpu_uuid", *_VERSIONS, *_SETTINGS)}
     for direction, kernels in result.kernels.items():
         row[f"{direction}/kernels"] = " | ".join(kernel.split("(")[0] for kernel in kernels)
     row |= {name: f"{value:.6g}" for name, value in result.metrics.items() if name in names}
     return row
+
+
+def opinion_notes(results: Iterable[Result]) -> list[str]:
+    """Return a sentence for each of the first pairs of timers that disagree, and how many there are beside them."""
+    every = list({id(one): one for one in results if one.second_opinions}.values())
+    sentences = [
+        f"timers disagree, {one.label} {one.case.label()}, {words}" for one in every for words in one.second_opinions
+    ]
+    rest = len(sentences) - _OPINIONS
+    more = [f"... and {rest} more pairs of timers disagree: second_opinions in table.csv has all"] if rest > 0 else []
+    return sentences[:_OPINIONS] + more
+
+
+def rendered(
+    results: Sequence[Result], form: str, width: int, answer: Sequence[str] = (), columns: Sequence[str] = ()
+) -> str:
+    """Return the results in a format; JSON and Markdown have the lines of the answer, too.
+
+    CSV has the columns of `table.csv`, JSON the same as numbers where they are numbers, without empty ones.
+    """
+    if form == "table":
+        return table(results, width, columns)
+    if form == "csv":
+        return csv_text(results).rstrip("\n")
+    columns_there, raw = csv_rows(results)
+    rows = [{name: "" if row.get(name) is None else str(row[name]) for name in columns_there} for row in raw]
+    if form == "json":
+        whole = {
+            "answer": list(answer),
+            "results": [{name: _number(value) for name, value in row.items() if value != ""} for row in rows],
+        }
+        return msgspec.json.format(msgspec.json.encode(whole), indent=1).decode()
+    names = [name for name in columns_there if name in _PAGE_COLUMNS or name.partition("/")[2] in _PAGE_METRICS]
+    filled = [name for name in names if any(row[name] for row in rows)]
+    escaped = [{name: markdown_text(row[name]) for name in filled} for row in rows]
+    return "\n\n".join(filter(None, ["  \n".join(answer), grid(escaped, filled, "pipe") if rows else "no records"]))
+
+
+def _number(text: str) -> Any:
+    if text in ("True", "False"):
+        return text == "True"
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text

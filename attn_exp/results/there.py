@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from attn_exp.core.record_file import VERDICTS_NAME
-from attn_exp.core.request import DUEL_NAME
+from attn_exp.core.record.file import VERDICTS_NAME
+from attn_exp.core.record.request import DUEL_NAME
 
 HOME = "multirun"
 

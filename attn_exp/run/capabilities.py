@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from tabulate import tabulate
 
 from attn_exp.config.request import named_backend
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 from attn_exp.core.conf import conf_folder, read_yaml
 from attn_exp.core.errors import UserError
-from attn_exp.run.worker_variables import worker_variables
+from attn_exp.run.worker_process import worker_variables
 
 _ASK_S = 300
+# The seconds of importing torch, without a look for garbage: the process answers once and ends.
+_ANSWERED = "import gc, runpy, sys; gc.disable(); runpy.run_module(sys.argv[1], run_name='__main__', alter_sys=True)"
 _WIDTHS = {"backend": 16, "version": 12, "about": 46, "can compute": 40}
 
 
@@ -45,7 +46,7 @@ def answer_of(module: str, question: Any) -> bytes:
     """
     try:
         ran = subprocess.run(
-            [sys.executable, "-m", module],
+            [sys.executable, "-c", _ANSWERED, module],
             input=msgspec.json.encode(question),
             env=worker_variables(os.environ),
             capture_output=True,
@@ -76,6 +77,8 @@ def configured(path: Path) -> dict[str, Any]:
 
 def table(answers: Sequence[dict[str, Any]]) -> str:
     """Return a table of all backends for a terminal of 120 columns, and why some are not available."""
+    from tabulate import tabulate
+
     rows = [[one["name"], one["version"] or "-", one["about"], one["can_compute"]] for one in answers]
     text = tabulate(rows, list(_WIDTHS), tablefmt="simple", maxcolwidths=list(_WIDTHS.values()))
     missing = [f"{one['name']}: {one['missing']}" for one in answers if one["missing"]]
@@ -83,16 +86,23 @@ def table(answers: Sequence[dict[str, Any]]) -> str:
 
 
 def verdicts(answers: Sequence[dict[str, Any]]) -> str:
-    """Return a table that says for each backend whether it can compute the case, or why not."""
+    """Return a table that says for each backend whether it can compute the case here, or could elsewhere, or why not.
+
+    What it could compute follows from what it declares, without its package or a GPU.
+    """
+    from tabulate import tabulate
+
     rows = []
     for one in answers:
-        why = one["missing"] or one["refusal"]
-        rows.append([one["name"], "no" if why else "yes", why or ""])
-    return tabulate(rows, ["backend", "can", "why not"], maxcolwidths=[16, 4, 92])
+        why = one["declared"] or one["missing"] or one["refusal"]
+        rows.append([one["name"], "no" if why else "yes", "no" if one["declared"] else "yes", why or ""])
+    return tabulate(rows, ["backend", "here", "could", "why not"], maxcolwidths=[16, 4, 5, 84])
 
 
 def markdown(answers: Sequence[dict[str, Any]]) -> str:
     """Return the table of docs/backends.md, which does not depend on the machine."""
+    from tabulate import tabulate
+
     rows = [
         [f"`{one['name']}`", one["about"], one["can_compute"], f"`{one['needs']}`" * bool(one["needs"])]
         for one in answers

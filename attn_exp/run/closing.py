@@ -1,26 +1,27 @@
-"""What is made of a sweep's records at its end: its answer, plots and curves, and the pages of profiled jobs.
+"""Outputs made of a sweep's records at its end: its answer, plots and curves, and the pages of profiled jobs.
 
 Nothing that fails here may cost the records and tables, which the sweep was run for: failures are reported.
 """
 
+import contextlib
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attn_exp.core.errors import first_line
-from attn_exp.core.files import read_whole, unlinked, write_whole
-from attn_exp.core.process import without_collections
-from attn_exp.plots.task import FEWEST
+from attn_exp.core.files import read_whole, write_whole
+from attn_exp.core.host.process import without_collections
 from attn_exp.results.read import Sweep
 from attn_exp.results.result import Result
 from attn_exp.results.store import user_path
-from attn_exp.run.drawing import Drawing
 from attn_exp.tracking.base import Curve
 
 if TYPE_CHECKING:
     from attn_exp.compare.rivals import Rivals
 
+# A single job needs no plot, and is no rival.
+FEWEST = 2
 FOLDER = "plots"
 REPORT = "report.html"
 # No further plot is started after so long: nobody should have to wait for plots that they did not ask for.
@@ -30,40 +31,39 @@ _LONGEST = 300
 _ROWS = 1000
 
 
-def ranked_rivals(sweep: Sweep, say: Callable[[str], None]) -> "Rivals | None":
-    """Return a sweep's backends, ranked; None if there is nothing to rank."""
+@contextlib.contextmanager
+def _told(what: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Say that there is no such thing if making it fails."""
+    try:
+        yield
+    except Exception as error:
+        say(f"no {what}: {first_line(error)[:_LONGEST]}")
+
+
+def ranked_rivals(sweep: Sweep, say: Callable[[str], None], show: str = "auto") -> "Rivals | None":
+    """Return a sweep's backends, ranked; None if there is nothing to rank. `show` is what their table shows."""
     if sum(result.status == "ok" for result in sweep.results) < FEWEST:
         return None
-    try:
+    with _told("answer and no plots", say):
         from attn_exp.compare.answer import compare_read
         from attn_exp.compare.choice import Choice
         from attn_exp.compare.rivals import Rivals
 
-        found = compare_read(Choice(), [sweep])
+        found = compare_read(Choice(show=show), [sweep])
         assert isinstance(found, Rivals)
         return found
-    except Exception as error:
-        say(f"no answer and no plots: {first_line(error)[:_LONGEST]}")
-        return None
-
-
-def begin_plots(folder: Path, drawing: Drawing) -> None:
-    """Have a sweep's plots drawn, unless its folder for them is a link, which `plots_and_curves` says."""
-    if not (folder / FOLDER).is_symlink():
-        drawing.begin(folder, folder / FOLDER, LIMIT_S)
+    return None
 
 
 def plots_and_curves(
     sweep: Sweep,
     rivals: "Rivals | None",
     say: Callable[[str], None],
-    drawing: Drawing | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> tuple[list[Path], Sequence[Curve]]:
     """Draw the plots of ranked backends into their sweep's folder and return them with its curves.
 
-    If processes of their own were asked to draw, by `begin_plots`, they are waited for, else this one draws. `note` is
-    told if there was no time for all plots.
+    `note` is told if there was no time for all plots.
     """
     if rivals is None:
         return [], []
@@ -71,24 +71,19 @@ def plots_and_curves(
 
     def left_out() -> None:
         note(
-            f"not all plots were drawn within {LIMIT_S:g} s; all of them: "
+            f"not all plots were drawn within {LIMIT_S:g} s; all of them:\n"
             f"{shlex.join(['attn-exp', 'compare', str(user_path(Path(sweep.place))), 'plots=plots'])}"
         )
 
-    try:
-        from attn_exp.plots.curves import curves
+    with _told("plots", say):
+        from attn_exp.run.summary import curves
 
         drawn = curves(sweep.results)
-        if drawing is not None:
-            plots = drawing.files(unlinked(into), left_out)
-        else:
-            from attn_exp.plots.all import write_charts
+        from attn_exp.plots.all import write_charts
 
-            # Importing and drawing makes many objects that stay: looking for garbage among them takes a tenth of it.
-            with without_collections():
-                plots = write_charts(rivals, unlinked(into), limit_s=LIMIT_S, left_out=left_out)
-    except Exception as error:
-        say(f"no plots: {first_line(error)[:_LONGEST]}")
+        # Importing and drawing makes many objects that stay: looking for garbage among them takes a tenth of it.
+        with without_collections():
+            plots = write_charts(rivals, into, limit_s=LIMIT_S, left_out=left_out)
     return plots, drawn
 
 
@@ -98,7 +93,7 @@ def write_report(
     """Write the report of ranked backends into their sweep's folder, with the plots that are drawn; return its path."""
     if rivals is None:
         return []
-    try:
+    with _told("report", say):
         from attn_exp.compare.pages import page
         from attn_exp.compare.render import text_of
         from attn_exp.compare.sheet import Picture
@@ -109,17 +104,13 @@ def write_report(
         ]
         write_whole(folder / REPORT, f"{text_of(page(rivals), 'html', limit=_ROWS, pictures=pictures)}\n".encode())
         return [folder / REPORT]
-    except Exception as error:
-        say(f"no report: {first_line(error)[:_LONGEST]}")
-        return []
+    return []
 
 
 def write_pages(results: Sequence[Result], say: Callable[[str], None], *, pictures: bool) -> dict[str, Sequence[Path]]:
     """Write the page and picture of each profiled job; return them by job."""
     from attn_exp.explain.page import keep_pages
 
-    try:
+    with _told("pages of profiled jobs", say):
         return {kept.job: kept.files for kept in keep_pages(results, pictures=pictures)}
-    except Exception as error:
-        say(f"no pages of profiled jobs: {first_line(error)[:_LONGEST]}")
-        return {}
+    return {}

@@ -13,35 +13,35 @@ from filelock import FileLock, Timeout
 from attn_exp.config.compose import isolation_options
 from attn_exp.config.request import resolve_device
 from attn_exp.core.errors import UserError
-from attn_exp.core.files import PRIVATE, unlinked, write_whole
-from attn_exp.core.home import provide_home
-from attn_exp.core.nvml import GpuInfo
-from attn_exp.core.request import REQUEST_NAME
-from attn_exp.core.torch_version import installed_note
+from attn_exp.core.files import PRIVATE, write_whole
+from attn_exp.core.host.home import provide_home
+from attn_exp.core.host.nvml import GpuInfo
+from attn_exp.core.record.request import REQUEST_NAME
+from attn_exp.core.versions import installed_note
 from attn_exp.results.store import IDENTITY_NAME
-from attn_exp.run.gpus import Lease, lease
-from attn_exp.run.isolation import Isolation, RunFolder, make_isolation
+from attn_exp.run.gpus import WAIT_S, Lease, lease
+from attn_exp.run.isolation import InProcess, RunFolder, make_isolation
 from attn_exp.run.worker import Worker
 from attn_exp.tracking import make_tracker
 from attn_exp.tracking.base import EndStatus, SweepInfo, Tracker
 
 LOCK_NAME = ".sweep.lock"
-# What Hydra's sweepers write into a sweep's folder before its first job.
+# The files that Hydra's sweepers write into a sweep's folder before its first job.
 _HYDRAS_OWN = {"multirun.yaml"}
 # A command that was interrupted may still be storing what it has.
 _END_S = 3.0
 
 
 class SweepContext:
-    """What a sweep or a duel holds from its first job to its end.
+    """The resources of a sweep or a duel from its first job to its end.
 
     Args:
         name: the name of the sweep.
-        folder: where its jobs' folders are.
-        tracker: opened already.
+        folder: the folder of its jobs' folders.
+        tracker: the tracker, opened already.
         options: the resolved configuration of its first job.
         say: prints a line.
-        exclusive: closed at the end, when another command may run the sweep.
+        exclusive: the locks, closed at the end, when another command may run the sweep.
     """
 
     def __init__(
@@ -57,20 +57,17 @@ class SweepContext:
         self.folder = folder
         self.tracker = tracker
         self.exclusive = exclusive or contextlib.ExitStack()
+        # How long a GPU is waited for that others measure on.
+        self.gpu_wait_s = float(options.get("gpu_wait_s", WAIT_S))
         self._options = options
         self._say = say
-        self._isolation: Isolation | None = None
+        self._isolation: Worker | InProcess | None = None
         self._lease: Lease | None = None
 
     @property
     def gpu_uuid(self) -> str | None:
         """The GPU that is leased, if one is."""
         return self._lease.gpu.uuid if self._lease else None
-
-    @property
-    def gpu_wait_s(self) -> float:
-        """How long a GPU is waited for that others measure on."""
-        return float(self._options["gpu_wait_s"])
 
     def start(
         self,
@@ -79,7 +76,7 @@ class SweepContext:
         *,
         worker: Worker | None = None,
         run_folder: RunFolder | None = None,
-    ) -> Isolation:
+    ) -> Worker | InProcess:
         """Lease a GPU if jobs run on one, and return the configured isolation.
 
         Args:
@@ -128,17 +125,18 @@ def open_context(
         command: the command line as typed, without secrets.
         say: prints a line.
         kind: a sweep continues in a folder that exists already, a duel never does.
-        run_folder: as for `SweepContext.start`.
+        run_folder: the argument of `SweepContext.start`.
 
     Raises:
         UserError: the isolation or the tracker does not exist, the folder or the store cannot be written, or another
             command is running the sweep.
     """
     make_isolation(isolation_options(options), run_folder)
-    # Of a caller from Python too.
+    # A caller from Python needs it, too.
     provide_home()
     tracker = make_tracker(options["tracker"])
-    folder = Path(options["folder"]).resolve()
+    # Unlike `Path.resolve`, this raises nothing for links that lead in circles: making the folder does.
+    folder = Path(os.path.realpath(options["folder"]))
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     exclusive, ours = contextlib.ExitStack(), kind == "duel"
     private = options.get("private", False)
@@ -155,8 +153,7 @@ def open_context(
         if private:
             folder.chmod(0o700)
         if not os.access(folder, os.W_OK | os.X_OK):
-            code = errno.EROFS if os.statvfs(folder).f_flag & os.ST_RDONLY else errno.EACCES
-            raise OSError(code, os.strerror(code))
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
         if kind == "sweep":
             exclusive.enter_context(_exclusive(folder, options["sweep"]))
             ours = True
@@ -165,10 +162,12 @@ def open_context(
     except OSError as error:
         exclusive.close()
         tracker.close("FAILED", [], timeout_s=1.0)
-        raise UserError(f"cannot write to {folder} ({error.strerror}): choose another with folder=...") from error
+        # The link itself is named, which may be a file of the folder.
+        place = error.filename if error.errno == errno.ELOOP and error.filename else folder
+        raise UserError(f"cannot write to {place} ({error.strerror}): choose another with folder=...") from error
     except UserError:
-        # Of commands that start together each may have found no folder. Only who holds it may remove it, and its lock
-        # while that is held: else the next command would hold another file of that name.
+        # Commands that start together may each have found no folder. Only the holder of its lock may remove it, and the
+        # lock while it is held: else the next command would hold another file of that name.
         with contextlib.suppress(OSError):
             if made and ours:
                 (folder / LOCK_NAME).unlink(missing_ok=True)
@@ -176,7 +175,7 @@ def open_context(
                     path.rmdir()
         exclusive.close()
         raise
-    for line in filter(None, (warning, installed_note())):
+    for line in filter(None, (tracker.where(), warning, installed_note())):
         say(line)
     return SweepContext(options["sweep"], folder, tracker, options, say, exclusive)
 
@@ -186,7 +185,7 @@ def _check_ours(folder: Path) -> None:
     names = os.listdir(folder) if folder.is_dir() else []
     if all(name.startswith(".") or name in _HYDRAS_OWN for name in names) or {LOCK_NAME, IDENTITY_NAME} & {*names}:
         return
-    # Of a sweep that is older than the lock, and was tracked nowhere.
+    # A sweep that is older than the lock and was tracked nowhere has only requests.
     if not any(folder.glob(f"*/{REQUEST_NAME}")):
         raise UserError(f"{folder} has files that are no sweep's, and is left as it is: choose another with folder=...")
 
@@ -199,7 +198,7 @@ def already_running(sweep: str) -> UserError:
 @contextlib.contextmanager
 def _exclusive(folder: Path, sweep: str) -> Iterator[None]:
     """Hold a sweep's folder against other commands of this machine; the system lets go of it when the process ends."""
-    lock = FileLock(unlinked(folder / LOCK_NAME), timeout=_END_S)
+    lock = FileLock(folder / LOCK_NAME, timeout=_END_S)
     try:
         lock.acquire()
     except Timeout as error:

@@ -1,44 +1,41 @@
 """Duel: measure two or more backends of one case interleaved in one process, and decide about each pair."""
 
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from tabulate import tabulate
 
 from attn_exp.config.compose import compose_config, is_dry_run, new_sweep_name, resolved_config
 from attn_exp.config.request import request_from_config
 from attn_exp.core.errors import UserError
 from attn_exp.core.files import write_whole
-from attn_exp.core.flags import FLAGS, INTERFERENCE, clock_of
-from attn_exp.core.metrics import ranking_medians
-from attn_exp.core.nvml import GpuInfo
-from attn_exp.core.paired_test import PairedComparison, compare_all
-from attn_exp.core.record import Record
-from attn_exp.core.record_file import LOG_NAME, VERDICTS_NAME
+from attn_exp.core.host.nvml import GpuInfo, visible_gpus
+from attn_exp.core.live_line import LiveLine
+from attn_exp.core.record.file import LOG_NAME, VERDICTS_NAME
+from attn_exp.core.record.flags import FLAGS, INTERFERENCE, clock_of
+from attn_exp.core.record.metrics import ranking_medians
+from attn_exp.core.record.record import Record
+from attn_exp.core.record.request import DUEL_NAME, Request, backend_label
 from attn_exp.core.redaction import redacted
-from attn_exp.core.request import DUEL_NAME, Request, backend_label
-from attn_exp.core.text import half_text, percent_text
-from attn_exp.core.ticker import Ticker
-from attn_exp.plots.duel import plot_ratios
+from attn_exp.core.stats.paired import PairedComparison, compare_all
+from attn_exp.core.text import at_width, half_text, percent_text
+from attn_exp.plots.samples import plot_ratios
 from attn_exp.results.calibration import device_key, margin_for
 from attn_exp.results.read import read_folder
 from attn_exp.results.store import user_path
 from attn_exp.results.table import time_text
 from attn_exp.run.context import SweepContext, open_context
-from attn_exp.run.gpus import visible_gpus
 from attn_exp.run.summary import duel_summary
 from attn_exp.run.worker import Outcome
 from attn_exp.tracking.base import EndStatus, Summary
 
 # More than equal backends were observed to differ by on a busy machine.
 BUSY_MARGIN = 0.25
-# Until a worker has imported torch, and has judged small cases.
-_START_S = 5.0
-# Of each pass: a duel may take longer than a job of a sweep, in order to decide.
+# The budget of each pass: a duel may take longer than a job of a sweep, in order to decide.
 BUDGET_S = 5
 
 
@@ -72,7 +69,7 @@ def run_duel(
     shared: Sequence[str],
     own_choices: Path | None,
     arguments: Sequence[str],
-    ticker: Ticker | None = None,
+    line: LiveLine | None = None,
 ) -> dict[str, list[PairedComparison]] | None:
     """Measure the rivals, and print and return the verdicts on each pair by pass; None if there are none.
 
@@ -81,7 +78,7 @@ def run_duel(
         shared: the overrides of all rivals.
         own_choices: the folder that `--config-dir` names.
         arguments: the command line as typed, for `command.txt`.
-        ticker: says what is being done; a new one by default.
+        line: says what is being done; a new one by default.
 
     Returns:
         The verdicts; empty after a dry run, None if fewer than two rivals could be measured.
@@ -98,9 +95,9 @@ def run_duel(
     resolved = {letter: resolved_config(config, [*rivals[letter], *shared]) for letter, config in configs.items()}
     requests = [_request(letter, config, gpus) for letter, config in resolved.items()]
     first = next(iter(configs.values()))
-    ticker = ticker or Ticker(quiet=first.quiet is True)
-    # What is printed now would stand behind its line.
-    ticker.idle()
+    line = line or LiveLine(quiet=first.quiet is True)
+    # Text that is printed now would stand behind its line.
+    line.close()
     if is_dry_run(first):
         print("\n".join(f"would run {request.label}: {request.case.label()}" for request in requests))
         return {}
@@ -109,69 +106,79 @@ def run_duel(
     options["isolation"] |= {"name": "fresh"}
     command = redacted(shlex.join(["attn-exp", "duel", *arguments]))
     context = open_context(options, command, print, kind="duel")
-    folder = context.folder
-    ticker.stage(
-        f"measuring {' and '.join(request.label for request in requests)} side by side",
-        expected_s=_longest_s(requests),
-    )
+    line.show(f"measuring {' and '.join(request.label for request in requests)} side by side")
     try:
-        outcome = _measure(context, requests, gpus)
+        outcome = _measure(context, requests, gpus, line)
     except BaseException:
+        line.close()
         context.abandon("KILLED")
         raise
+    # Importing what draws takes longer than drawing.
+    line.show("drawing the plot and storing the duel")
+    try:
+        return _finish(context, requests, outcome, line)
     finally:
-        ticker.close()
+        line.close()
+
+
+def _finish(
+    context: SweepContext, requests: Sequence[Request], outcome: Outcome, line: LiveLine
+) -> dict[str, list[PairedComparison]] | None:
+    """Print and store what was measured; return the verdicts, None if there are none."""
+    folder = context.folder
+
+    def say(text: str) -> None:
+        with line.aside():
+            print(at_width(text, sys.stdout), flush=True)
+
+    def close(status: EndStatus, files: Sequence[Path], summary: Summary | None = None) -> None:
+        if warning := context.tracker.close(status, files, summary=summary):
+            say(warning)
+
     context.stop()
     if outcome.status is not None:
-        print(f"{outcome.status}: {outcome.reason}")
-        _close(context, "FAILED", [folder / LOG_NAME])
+        say(f"{outcome.status}: {outcome.reason}")
+        close("FAILED", [folder / LOG_NAME])
         return None
     by_job = {record.request.job: record for record in read_folder(folder).records()}
     records = [by_job[request.job] for request in requests]
     measured = [record for record in records if record.status == "ok"]
     for record in records:
         if record.status != "ok":
-            print(f"{record.status:<12} {record.request.label}: {record.reason}")
+            say(f"{record.status:<12} {record.request.label}: {record.reason}")
     files = [folder / DUEL_NAME, folder / "command.txt", folder / LOG_NAME, *sorted(folder.glob("*/record.json"))]
     if len(measured) < 2:
-        print("there is nothing to compare: fewer than two rivals could be measured")
-        _close(context, "FAILED", files)
+        say("there is nothing to compare: fewer than two rivals could be measured")
+        close("FAILED", files)
         return None
     margin = margin_for(device_key(measured[0].environment))
     by_pass = {direction: compare_pairs(measured, direction, margin) for direction in requests[0].measuring.passes}
     text = report(measured, by_pass)
-    print(text)
-    files += _write(measured, by_pass, text, folder)
-    _close(context, "FINISHED", files, duel_summary(measured, _verdicts(measured, by_pass), text))
-    print(f"samples, verdicts and the plot are in {user_path(folder)}")
+    say(text)
+    verdicts = {
+        direction: [
+            asdict(one) | {"a": measured[one.a].request.label, "b": measured[one.b].request.label}
+            for one in comparisons
+        ]
+        for direction, comparisons in by_pass.items()
+    }
+    write_whole(folder / "duel.txt", f"{text}\n".encode())
+    write_whole(folder / VERDICTS_NAME, msgspec.json.format(msgspec.json.encode(verdicts), indent=1))
+    files += [folder / "duel.txt", folder / VERDICTS_NAME]
+    files += filter(None, [plot_ratios(measured, by_pass, folder / "ratios.png")])
+    close("FINISHED", files, duel_summary(measured, verdicts, text))
+    say(f"samples, verdicts and the plot are in {user_path(folder)}; attn-exp compare SWEEP counts this duel")
     return by_pass
 
 
-def _measure(context: SweepContext, requests: Sequence[Request], gpus: Sequence[GpuInfo]) -> Outcome:
+def _measure(context: SweepContext, requests: Sequence[Request], gpus: Sequence[GpuInfo], line: LiveLine) -> Outcome:
     """Run the duel in a worker process, which writes a record for each rival."""
     context.tracker.settle()
     isolation = context.start(requests[0].device, gpus)
     on_gpu = [replace(request, gpu_uuid=context.gpu_uuid) for request in requests]
     write_whole(context.folder / DUEL_NAME, msgspec.yaml.encode(on_gpu))
     isolation.submit(context.folder)
-    return isolation.wait()
-
-
-def _longest_s(requests: Sequence[Request]) -> float:
-    """Return about how long a duel takes that uses its whole budget; one that is decided earlier ends earlier."""
-    way = requests[0].measuring
-    return longest_s(len(way.passes), way.budget_s, way.settle_s if requests[0].device == "cuda" else 0.0)
-
-
-def longest_s(passes: int, budget_s: float = BUDGET_S, settle_s: float = 0.0) -> float:
-    """Return about how many seconds a duel of so many passes takes that uses its whole budget."""
-    return _START_S + passes * (budget_s + settle_s)
-
-
-def _close(context: SweepContext, status: EndStatus, files: Sequence[Path], summary: Summary | None = None) -> None:
-    warning = context.tracker.close(status, files, summary=summary)
-    if warning:
-        print(warning)
+    return isolation.wait(line.stage)
 
 
 def _request(letter: str, config: dict[str, Any], gpus: list[Any]) -> Request:
@@ -185,6 +192,8 @@ def _request(letter: str, config: dict[str, Any], gpus: list[Any]) -> Request:
 
 def report(records: Sequence[Record], by_pass: dict[str, list[PairedComparison]]) -> str:
     """Return the printed report: times and clocks of all rivals, then a verdict for each pass and pair."""
+    from tabulate import tabulate
+
     case = records[0].request.case
     lines = [f"{records[0].device_name}, {case.label()}, timer {records[0].request.measuring.timer}", ""]
     rows = []
@@ -205,7 +214,9 @@ def report(records: Sequence[Record], by_pass: dict[str, list[PairedComparison]]
                 ]
             )
     headers = ["rival", "pass", "time", "+-%", "TFLOPS", "SM MHz", "flags"]
-    lines += [tabulate(rows, headers, disable_numparse=True), ""]
+    # A CPU has no SM clock.
+    told = [index for index in range(len(headers)) if any(row[index] for row in rows)]
+    lines += [tabulate([[row[i] for i in told] for row in rows], [headers[i] for i in told], disable_numparse=True), ""]
     for direction, comparisons in by_pass.items():
         lines += [f"{direction:<9} {verdict_line(records, comparison)}" for comparison in comparisons]
     flags = interference(records)
@@ -238,22 +249,3 @@ def verdict_line(records: Sequence[Record], comparison: PairedComparison) -> str
         "undecided": f"{first} and {second} are undecided",
     }[comparison.verdict]
     return f"{verdict}: {second} {figures}"
-
-
-def _verdicts(records: Sequence[Record], by_pass: dict[str, list[PairedComparison]]) -> dict[str, list[dict[str, Any]]]:
-    return {
-        direction: [
-            asdict(comparison) | {"a": records[comparison.a].request.label, "b": records[comparison.b].request.label}
-            for comparison in comparisons
-        ]
-        for direction, comparisons in by_pass.items()
-    }
-
-
-def _write(
-    records: Sequence[Record], by_pass: dict[str, list[PairedComparison]], text: str, folder: Path
-) -> list[Path]:
-    write_whole(folder / "duel.txt", f"{text}\n".encode())
-    write_whole(folder / VERDICTS_NAME, msgspec.json.format(msgspec.json.encode(_verdicts(records, by_pass)), indent=1))
-    plot = plot_ratios(records, by_pass, folder / "ratios.png")
-    return [folder / "duel.txt", folder / VERDICTS_NAME, *([plot] if plot else [])]

@@ -1,34 +1,13 @@
-"""Where jobs run: in worker processes, or in this one."""
+"""Isolation of jobs: they run in worker processes, or in this one."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from attn_exp.core.errors import UserError
 from attn_exp.run.worker import Outcome, Worker
-from attn_exp.run.worker_variables import check_patterns
-
-
-class Isolation(Protocol):
-    """Where jobs run. Several may be submitted; `wait` waits for the oldest."""
-
-    def start(self) -> None:
-        """Start before the first job is known."""
-        ...
-
-    def submit(self, folder: Path) -> None:
-        """Queue the job in `folder`."""
-        ...
-
-    def wait(self) -> Outcome:
-        """Wait until the oldest job has ended."""
-        ...
-
-    def close(self) -> None:
-        """End at once, killing running jobs; leave no process behind."""
-        ...
-
+from attn_exp.run.worker_process import check_patterns
 
 # Measures the job in a folder on the device that an earlier call returned (None at first), and returns that device.
 RunFolder = Callable[[Path, Any], Any]
@@ -46,15 +25,12 @@ class InProcess:
         self._run_folder = run_folder
         self._device: Any = None
 
-    def start(self) -> None:
-        """Do nothing."""
-
     def submit(self, folder: Path) -> None:
         """Queue a job's folder."""
         self._pending.append(folder)
 
-    def wait(self) -> Outcome:
-        """Run the oldest job."""
+    def wait(self, stage: Callable[[str], None] = lambda stage: None) -> Outcome:
+        """Run the oldest job, which says no stages."""
         folder = self._pending.popleft()
         self._device = self._run_folder(folder, self._device)
         return Outcome(folder)
@@ -64,7 +40,7 @@ class InProcess:
         self._pending.clear()
 
 
-def make_isolation(config: Mapping[str, Any], run_folder: RunFolder | None = None) -> Isolation:
+def make_isolation(config: Mapping[str, Any], run_folder: RunFolder | None = None) -> Worker | InProcess:
     """Return the isolation that a configuration asks for.
 
     Args:
@@ -91,15 +67,9 @@ def make_isolation(config: Mapping[str, Any], run_folder: RunFolder | None = Non
     )
 
 
-# epoll_wait(2) takes milliseconds of 31 bits.
-_LONGEST_S = 2_000_000
-
-
 def _limit(key: str, seconds: Any) -> float | None:
     number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if seconds is not None and not (number and seconds > 0):
         raise UserError(f"{key}={seconds} is not a positive number of seconds")
-    if seconds is not None and seconds > _LONGEST_S:
-        raise UserError(f"{key}={seconds} is more than {_LONGEST_S:,} seconds: {key}=null sets no limit")
     limit: float | None = seconds
     return limit

@@ -4,6 +4,7 @@ import contextlib
 import shutil
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,15 +12,18 @@ import msgspec
 
 from attn_exp.core.errors import RecordError, UserError, is_inside
 from attn_exp.core.files import read_whole, remove, write_whole
-from attn_exp.core.profile import FOLDER as PROFILES
-from attn_exp.core.profile import Profile
-from attn_exp.core.record import Record
-from attn_exp.core.record_file import FILE_NAME, LOG_NAME, decode_record, read_record, write_record
+from attn_exp.core.record.file import FILE_NAME, LOG_NAME, decode_record, read_record, write_record
+from attn_exp.core.record.profile import FOLDER as PROFILES
+from attn_exp.core.record.profile import Profile
+from attn_exp.core.record.record import Record
+from attn_exp.core.record.request import REQUEST_NAME, Request
+from attn_exp.core.record.status import Status
 from attn_exp.core.redaction import redacted
-from attn_exp.core.request import REQUEST_NAME, Request
-from attn_exp.core.status import Status
-from attn_exp.run.isolation import Isolation
-from attn_exp.run.worker import Outcome
+from attn_exp.run.isolation import InProcess
+from attn_exp.run.worker import Outcome, Worker
+
+# The name of a record that this version cannot read: of a newer one, or broken.
+ASIDE_NAME = "record.aside.json"
 
 
 @dataclass(frozen=True)
@@ -38,13 +42,17 @@ class JobQueue:
         isolation: runs the jobs.
         folder: the sweep's folder, which holds the jobs' folders.
         gpu_uuid: the GPU that is leased, if one is.
+
+    Attributes:
+        aside: a sentence for each record that this version cannot read, and that is kept under another name.
     """
 
-    def __init__(self, isolation: Isolation, folder: Path, gpu_uuid: str | None = None) -> None:
+    def __init__(self, isolation: Worker | InProcess, folder: Path, gpu_uuid: str | None = None) -> None:
         self._isolation = isolation
         self._folder = folder
         self._gpu_uuid = gpu_uuid
         self._pending: deque[_Pending] = deque()
+        self.aside: list[str] = []
 
     @property
     def waiting(self) -> int:
@@ -76,7 +84,7 @@ class JobQueue:
             raise UserError(
                 f"{folder} is a link that leads out of the sweep's folder: remove it, or choose another sweep="
             )
-        before = _final(folder)
+        before = self._final(folder)
         for name in (LOG_NAME,) if before else (FILE_NAME, LOG_NAME):
             remove(folder / name)
         if (folder / PROFILES).is_symlink() or not before:
@@ -86,9 +94,22 @@ class JobQueue:
         self._pending.append(_Pending(request, time.time(), before))
         self._isolation.submit(folder)
 
-    def wait(self) -> Outcome:
-        """Wait until the oldest job is over."""
-        return self._isolation.wait()
+    def _final(self, folder: Path) -> bytes | None:
+        """Return the content of a job's record if it is final; one that cannot be read is kept under another name."""
+        path = folder / FILE_NAME
+        try:
+            content = read_whole(path)
+            return content if decode_record(content, path).final else None
+        except OSError:
+            return None
+        except RecordError as error:
+            path.replace(folder / ASIDE_NAME)
+            self.aside.append(f"{error}: it is kept as {ASIDE_NAME}, and the job is measured again")
+            return None
+
+    def wait(self, stage: Callable[[str], None] = lambda stage: None) -> Outcome:
+        """Wait until the oldest job is over; `stage` is called with what it does meanwhile."""
+        return self._isolation.wait(stage)
 
     def record(self, outcome: Outcome) -> Record:
         """Return the record of the oldest job: the worker's, or a new one that says why the worker wrote none.
@@ -120,15 +141,6 @@ class JobQueue:
             )
         write_record(record, outcome.folder)
         return record
-
-
-def _final(folder: Path) -> bytes | None:
-    """Return the content of a job's record if it is final."""
-    path = folder / FILE_NAME
-    with contextlib.suppress(RecordError, OSError):
-        content = read_whole(path)
-        return content if decode_record(content, path).final else None
-    return None
 
 
 def _new_record(folder: Path, before: bytes | None) -> Record | None:

@@ -1,86 +1,68 @@
-"""Progress on standard error: a line for each finished job, one about the running one. Results on standard output."""
+"""The progress of a sweep: a line for each finished job, and one about the running one."""
 
-import os
+import contextlib
 import sys
 import time
 from typing import TextIO
 
-from attn_exp.core.record import Record
-from attn_exp.core.text import coloured_status, duration
-from attn_exp.core.ticker import Ticker
+from attn_exp.core.live_line import LiveLine
+from attn_exp.core.record.record import Record
+from attn_exp.core.text import at_width, coloured_status, duration
 from attn_exp.results.result import result_of
 from attn_exp.results.table import job_line
 
 
 class Progress:
-    """Prints results to `stream` and progress to `notes`; both are standard output and standard error by default.
+    """Prints results to standard output and progress to standard error, or both to `stream`; `line` is below them."""
 
-    Nothing but results is printed with `quiet`.
-    """
-
-    def __init__(self, stream: TextIO | None = None, ticker: Ticker | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, line: LiveLine | None = None) -> None:
         self._stream = stream if stream is not None else sys.stdout
         self._notes = stream if stream is not None else sys.stderr
-        self._ticker = ticker if ticker is not None else Ticker(self._notes)
-        self.quiet = False
+        self.line = line if line is not None else LiveLine(self._notes)
         self.total = 1
         self.kept = 0
         self.done = 0
         # The backend's options in which the sweep's jobs differ.
         self.options: tuple[str, ...] = ()
-        self._started = time.monotonic()
+        self._started = self._ends = time.monotonic()
 
     def say(self, text: str) -> None:
         """Print a result: a line that stays, on standard output."""
-        self._stream = self._print(text, self._stream)
+        self._print(text, self._stream)
 
     def note(self, text: str) -> None:
-        """Print a line that stays, on standard error."""
-        if not self.quiet:
-            self._notes = self._print(text, self._notes)
+        """Print a line that stays, on standard error; none if the live line is quiet."""
+        if not self.line.quiet:
+            self._print(text, self._notes)
 
     def keep(self) -> None:
         """Count a job that was done before."""
         self.kept += 1
         self._recount()
 
-    def _recount(self) -> None:
-        # Other sweepers do not say how many jobs there will be.
-        self.total = max(self.total, self.done + self.kept)
-
     def finished(self, record: Record) -> None:
         """Print the line of a finished job."""
         self.done += 1
         self._recount()
-        width = len(str(self.total))
-        left = f"  {self._left()}" if self.done + self.kept < self.total else ""
-        line = coloured_status(job_line(result_of(record), self.options), record.status, self._notes)
-        self.note(f"[{self.done + self.kept:>{width}}/{self.total}] {line}{left}")
-        self._ticker.stage("finishing", brief=True)
+        now, ended = time.monotonic(), self.done + self.kept
+        left_s = (now - self._started) / self.done * (self.total - ended)
+        self._ends = now + left_s
+        left = f"  {duration(left_s)} left" if ended < self.total else ""
+        line = f"[{ended:>{len(str(self.total))}}/{self.total}] {job_line(result_of(record), self.options)}{left}"
+        self.note(coloured_status(at_width(line, self._notes), record.status, self._notes))
 
     def running(self, label: str) -> None:
-        """Show what is being measured."""
-        position = self.done + self.kept + 1
-        left = f", {self._left()}" if self.done and position <= self.total else ""
-        self._ticker.stage(f"[{position}/{max(position, self.total)}] measuring {label}{left}", brief=True)
+        """Show which job is being measured."""
+        ended, total = self.done + self.kept, max(self.done + self.kept + 1, self.total)
+        left_s = self._ends - time.monotonic()
+        # The bar of a single job would be empty until it disappears.
+        self.line.show(f"{ended + 1}/{total} {label}", done=ended, total=total if total > 1 else 0, left_s=left_s)
 
-    def doing(self, text: str, share: float = 0.0) -> None:
-        """Show what is being done beside measuring, of which a share is done."""
-        self._ticker.stage(text, share, brief=True)
+    def _recount(self) -> None:
+        # Other sweepers do not say how many jobs there will be.
+        self.total = max(self.total, self.done + self.kept)
 
-    def end(self) -> None:
-        """Remove the line about the running job."""
-        self._ticker.close()
-
-    def _print(self, text: str, stream: TextIO) -> TextIO:
-        try:
-            with self._ticker.aside():
-                print(text, file=stream, flush=True)
-        except OSError:
-            # The reader of the output has left, or its disk is full; the sweep goes on.
-            return open(os.devnull, "w", encoding="utf-8")
-        return stream
-
-    def _left(self) -> str:
-        a_job = (time.monotonic() - self._started) / max(1, self.done)
-        return f"{duration(a_job * (self.total - self.kept - self.done))} left"
+    def _print(self, text: str, stream: TextIO) -> None:
+        # The reader of the output has left, or its disk is full; the sweep goes on.
+        with self.line.aside(), contextlib.suppress(OSError):
+            print(text, file=stream, flush=True)

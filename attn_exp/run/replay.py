@@ -1,7 +1,8 @@
 """Replay: store records that were measured before in MLflow."""
 
+import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,15 +11,15 @@ import msgspec
 
 from attn_exp.core.errors import RecordError, is_inside
 from attn_exp.core.files import read_whole, short_text
-from attn_exp.core.profile import FOLDER as PROFILES
-from attn_exp.core.record import Record
-from attn_exp.core.record_file import FILE_NAME, LOG_NAME, VERDICTS_NAME, read_record
-from attn_exp.core.request import DUEL_NAME
-from attn_exp.plots.curves import curves
+from attn_exp.core.record.file import FILE_NAME, LOG_NAME, VERDICTS_NAME
+from attn_exp.core.record.profile import FOLDER as PROFILES
+from attn_exp.core.record.record import Record
+from attn_exp.core.record.request import DUEL_NAME
 from attn_exp.results.read import Sweep, read_folder, typed_command
+from attn_exp.results.result import Result
 from attn_exp.run.closing import FOLDER as PLOTS
 from attn_exp.run.closing import REPORT, ranked_rivals
-from attn_exp.run.summary import duel_summary, summary_of
+from attn_exp.run.summary import curves, duel_summary, summary_of
 from attn_exp.tracking.base import Summary, SweepInfo
 
 if TYPE_CHECKING:
@@ -39,11 +40,11 @@ class Replayed:
     """The result of one folder.
 
     Attributes:
-        new: how many records were stored. A duel counts as one record.
-        there: how many were stored already.
-        lacking: how many could not be stored; `error` is the last reason.
+        new: the number of records that were stored. A duel counts as one record.
+        there: the number of records that were stored already.
+        lacking: the number of records that could not be stored; `error` is the last reason.
         broken: each file that is not a record, and why.
-        notes: what happened to the database and its files, as sentences.
+        notes: events in the database and its files, as sentences.
     """
 
     name: str
@@ -61,7 +62,7 @@ def replay(folder: Path, runs_of: "Callable[[SweepInfo], Runs]") -> Replayed:
 
     Raises:
         UserError: there is no record in the folder, or the store's location is invalid.
-        Exception: what the store raises when it is opened.
+        Exception: the store cannot be opened.
     """
     sweep = read_folder(folder)
     kind = "duel" if (folder / DUEL_NAME).is_file() else "sweep"
@@ -71,7 +72,7 @@ def replay(folder: Path, runs_of: "Callable[[SweepInfo], Runs]") -> Replayed:
     runs = runs_of(SweepInfo(name=name, folder=folder, command=typed_command(folder), kind=kind, began=began))
     runs.connect()
     replayed = _duel(runs, sweep, folder) if kind == "duel" else _sweep(runs, sweep, folder)
-    return replace(replayed, notes=tuple(filter(None, (runs.note, runs.moved))))
+    return replace(replayed, notes=tuple(filter(None, (runs.moved,))))
 
 
 def _sweep(runs: "Runs", sweep: Sweep, folder: Path) -> Replayed:
@@ -82,7 +83,7 @@ def _sweep(runs: "Runs", sweep: Sweep, folder: Path) -> Replayed:
     for result in sweep.results:
         job = result.path.parent
         try:
-            record = _own_record(job, folder)
+            record = _own_record(result, folder)
         except RecordError as error:
             broken.append(str(error))
             continue
@@ -99,9 +100,10 @@ def _sweep(runs: "Runs", sweep: Sweep, folder: Path) -> Replayed:
         if record.profiles:
             of_jobs[job.name] = list(_files(job, _OF_A_PROFILED_JOB))
     try:
+        rivals = ranked_rivals(sweep, _quiet)
         files = list(_files(folder, _OF_A_SWEEP))
-        summary = summary_of(sweep.results, ranked_rivals(sweep, _quiet), _quiet, sweep.planned)
-        runs.end("FINISHED", files, summary, curves(sweep.results), of_jobs, ended=_ended(sweep))
+        summary = summary_of(sweep.results, rivals, _quiet, sweep.planned)
+        runs.end("FINISHED", files, summary, curves(sweep.results), of_jobs, ended=sweep.when or None)
     except Exception as error:
         last = last or error
     return Replayed(
@@ -113,15 +115,24 @@ def _duel(runs: "Runs", sweep: Sweep, folder: Path) -> Replayed:
     records, broken = [], list(sweep.broken)
     for result in sweep.results:
         try:
-            records.append(_own_record(result.path.parent, folder))
+            records.append(_own_record(result, folder))
         except RecordError as error:
             broken.append(str(error))
     measured = [record for record in records if record.status == "ok"]
     compared = len(measured) > 1
-    summary = duel_summary(measured, _verdicts(folder), short_text(folder / REPORT_NAME)) if compared else Summary()
+    summary = Summary()
+    if compared:
+        verdicts: dict[str, list[dict[str, Any]]] = {}
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            verdicts = msgspec.json.decode(read_whole(folder / VERDICTS_NAME), type=dict[str, list[dict[str, Any]]])
+        summary = duel_summary(measured, verdicts, short_text(folder / REPORT_NAME))
     try:
         runs.end(
-            "FINISHED" if compared else "FAILED", list(_files(folder, _OF_A_DUEL)), summary, (), ended=_ended(sweep)
+            "FINISHED" if compared else "FAILED",
+            list(_files(folder, _OF_A_DUEL)),
+            summary,
+            (),
+            ended=sweep.when or None,
         )
     except Exception as error:
         return Replayed(name=runs.sweep.name, kind="duel", lacking=1, error=error, broken=tuple(broken))
@@ -129,17 +140,11 @@ def _duel(runs: "Runs", sweep: Sweep, folder: Path) -> Replayed:
     return Replayed(name=runs.sweep.name, kind="duel", new=fresh, there=1 - fresh, broken=tuple(broken))
 
 
-def _own_record(job: Path, folder: Path) -> Record:
-    """Return the record in a job's folder. Raises RecordError if there is none, or it is another job's."""
-    path = job / FILE_NAME
-    if not is_inside(path, folder):
-        raise RecordError(f"{path} is a link that leads out of the sweep's folder")
-    record = read_record(job)
-    if record is None:
-        raise RecordError(f"{path} is not there any more")
-    if record.request.job != job.name:
-        raise RecordError(f"{path} is the record of {record.request.job}: give its folder that name")
-    return record
+def _own_record(result: Result, folder: Path) -> Record:
+    """Return the record of a job in a folder. Raises RecordError if it cannot be read, or is a link elsewhere."""
+    if not is_inside(result.path, folder):
+        raise RecordError(f"{result.path} is a link that leads out of the sweep's folder")
+    return result.record()
 
 
 def _files(folder: Path, patterns: Sequence[str]) -> Iterator[Path]:
@@ -147,18 +152,5 @@ def _files(folder: Path, patterns: Sequence[str]) -> Iterator[Path]:
         yield from sorted(path for path in folder.glob(pattern) if path.is_file())
 
 
-def _verdicts(folder: Path) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-    """Return the verdicts in a duel's folder; none if they cannot be read."""
-    kind = dict[str, list[dict[str, float | int | str | None]]]
-    try:
-        return msgspec.json.decode(read_whole(folder / VERDICTS_NAME), type=kind)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return {}
-
-
 def _quiet(line: str) -> None:
     """Say nothing: a store that lacks a description has all records."""
-
-
-def _ended(sweep: Sweep) -> float | None:
-    return sweep.when or None

@@ -8,30 +8,28 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
+from attn_exp.compare import SHOWN
 from attn_exp.config.compose import resolved_config
 from attn_exp.config.overrides import override_key
 from attn_exp.config.request import request_from_config
 from attn_exp.core.errors import UserError
 from attn_exp.core.files import hidden_files, remove_litter
-from attn_exp.core.record import Record
+from attn_exp.core.host.nvml import visible_gpus
+from attn_exp.core.live_line import LiveLine
+from attn_exp.core.record.record import Record
+from attn_exp.core.record.request import Request
 from attn_exp.core.redaction import redacted
-from attn_exp.core.request import Request
-from attn_exp.core.text import coloured_table, filled, terminal_width
-from attn_exp.core.ticker import Ticker
-from attn_exp.core.troubles import with_code
-from attn_exp.plots.task import FEWEST
-from attn_exp.results.formats import FORMATS, rendered
+from attn_exp.core.text import coloured_table, colours, terminal_width
 from attn_exp.results.read import read_folder
 from attn_exp.results.result import Result
 from attn_exp.results.store import done_record, keep_planned, sweep_words, user_path
-from attn_exp.results.table import check_columns, write_tables
-from attn_exp.run.closing import begin_plots, plots_and_curves, ranked_rivals, write_pages, write_report
+from attn_exp.results.table import FORMATS, check_columns, rendered, write_tables
+from attn_exp.run.closing import plots_and_curves, ranked_rivals, write_pages, write_report
 from attn_exp.run.context import SweepContext, open_context
-from attn_exp.run.drawing import Drawing, drawing_for
-from attn_exp.run.gpus import visible_gpus
 from attn_exp.run.isolation import RunFolder
 from attn_exp.run.job_queue import JobQueue
 from attn_exp.run.progress import Progress
@@ -39,7 +37,12 @@ from attn_exp.run.summary import summary_of
 from attn_exp.run.worker import Worker
 from attn_exp.tracking.base import EndStatus
 
+if TYPE_CHECKING:
+    from attn_exp.compare.rivals import Rivals
+
 _KEPT_AT_ONCE = 100
+# Rows of the table at a sweep's end; `attn-exp compare` shows all.
+_ROWS = 40
 
 
 class Session:
@@ -49,13 +52,13 @@ class Session:
         arguments: the command line as typed, for `command.txt` and for the command that finishes the sweep.
         worker: used if the configuration asks for a warm one; it may have been started already.
         run_folder: measures jobs in this process, for `isolation=none`.
-        ticker: shows what is being done.
+        line: shows what is being done.
         each: called with the record of each job that has ended or was done before, and the job's folder. Nothing is
             printed on standard output then.
 
     Attributes:
-        status: how the session ends if no exception ends it.
-        ahead: how many jobs may be queued behind the one that is measured.
+        status: the end of the session if no exception ends it.
+        ahead: the number of jobs that may be queued behind the one that is measured.
         context: the folder, tracker, GPU and worker of the sweep; None until its first job.
     """
 
@@ -64,13 +67,15 @@ class Session:
         arguments: Sequence[str] = (),
         worker: Worker | None = None,
         run_folder: RunFolder | None = None,
-        ticker: Ticker | None = None,
+        line: LiveLine | None = None,
         each: Callable[[Record, Path], None] | None = None,
     ) -> None:
         self.status: EndStatus = "FINISHED"
         # How many jobs ended without a result that another attempt may bring.
         self.lost = 0
-        self.progress = Progress(ticker=ticker)
+        # Whether no job of the sweep has a number, and one was not unsupported; or the tracker could store none.
+        self.no_number = self.not_stored = False
+        self.progress = Progress(line=line)
         self.ahead = 0
         self.gpus = visible_gpus()
         self.context: SweepContext | None = None
@@ -81,9 +86,9 @@ class Session:
         self._each = each
         self._plots = True
         self._columns: tuple[str, ...] = ()
+        self._show = "auto"
         self._form = "table"
         self._queue: JobQueue | None = None
-        self._drawing: Drawing | None = None
 
     def request(self, config: DictConfig) -> Request:
         """Return the request that a composed configuration describes. Raises UserError."""
@@ -104,8 +109,11 @@ class Session:
         Raises:
             UserError: the job cannot be measured as typed.
         """
-        queue = self._queue or self._start(config(), request)
-        context = self.opened
+        if self._queue is None:
+            opened = self.open(config())
+            isolation = opened.start(request.device, self.gpus, worker=self._worker, run_folder=self._run_folder)
+            self._queue = JobQueue(isolation, opened.folder, opened.gpu_uuid)
+        queue, context = self._queue, self.opened
         if queue.has(request.job):
             # Two combinations of choices may be the same job: the second one uses the first one's record.
             self._await(queue, 0)
@@ -115,7 +123,7 @@ class Session:
             return _objective(done)
         if request.device == "cpu":
             # Nothing of ours may run while the CPU is measured.
-            context.tracker.settle()
+            context.tracker.quiet()
         with self.writing():
             queue.submit(request)
         self.progress.running(queue.oldest.label)
@@ -150,13 +158,12 @@ class Session:
         try:
             self._close(status)
         finally:
-            if self._drawing is not None:
-                self._drawing.close()
-            self.progress.end()
+            self.progress.line.close()
 
     def _close(self, status: EndStatus) -> None:
-        self.progress.doing("ending")
         context = self.context
+        if context is not None:
+            self.progress.line.show("ending")
         if self._worker is not None and context is not None and status == "FINISHED":
             # Waited for below: a process takes a while to give a GPU's memory back, and there are plots to draw.
             self._worker.interrupt()
@@ -165,7 +172,12 @@ class Session:
         if context is None:
             return
         try:
-            self._finish(status, context)
+            if context.folder.is_dir():
+                self._finish(status, context)
+            else:
+                # Nothing is left to count and to draw.
+                self.no_number = True
+                context.tracker.close("FAILED", [])
         except KeyboardInterrupt:
             context.abandon("KILLED")
             raise
@@ -196,7 +208,10 @@ class Session:
             command = _command(self._arguments)
             if options["format"] not in FORMATS:
                 raise UserError(f"format={options['format']} is none of {', '.join(FORMATS)}")
-            self._form, self.progress.quiet = options["format"], options["quiet"]
+            if options["show"] not in SHOWN:
+                raise UserError(f"show={options['show']} is none of {', '.join(SHOWN)}")
+            self._show = options["show"]
+            self._form, self.progress.line.quiet = options["format"], options["quiet"]
             self.context = open_context(options, command, self.progress.note, run_folder=self._run_folder)
             self._plots = options["save_plots"]
             self._keep_planned(self.context.folder)
@@ -221,37 +236,16 @@ class Session:
         assert self.context is not None
         return self.context
 
-    def _start(self, config: DictConfig, request: Request) -> JobQueue:
-        """Lease a GPU, choose the worker, and return the queue for this session's jobs."""
-        context = self.open(config)
-        isolation = context.start(request.device, self.gpus, worker=self._worker, run_folder=self._run_folder)
-        self._queue = JobQueue(isolation, context.folder, context.gpu_uuid)
-        self.start_drawing(request.device)
-        return self._queue
-
-    def start_drawing(self, device: str) -> None:
-        """Start the processes that will draw the plots of a sweep on this device."""
-        if self._plots and self.progress.total >= FEWEST:
-            # While the worker imports torch and opens the device.
-            self._drawing = drawing_for(device)
-            if self._drawing is not None:
-                self._drawing.start()
-
     def _await(self, queue: JobQueue, ahead: int) -> Record | None:
         """Wait until no more than `ahead` jobs are queued; return the last record. `stop_on` may end the sweep."""
         record = None
         while queue.waiting > ahead:
-            record = self._collect(queue)
+            with self.writing():
+                record = queue.record(queue.wait(self.progress.line.stage))
+            self.finish(record)
+            if queue.waiting:
+                self.progress.running(queue.oldest.label)
             self._halt(record)
-        return record
-
-    def _collect(self, queue: JobQueue) -> Record:
-        """Wait for the oldest job, and return its record after logging it."""
-        with self.writing():
-            record = queue.record(queue.wait())
-        self.finish(record)
-        if queue.waiting:
-            self.progress.running(queue.oldest.label)
         return record
 
     def finish(self, record: Record) -> None:
@@ -276,10 +270,12 @@ class Session:
         try:
             yield
         except OSError as error:
-            raise UserError(
-                f"cannot write to {self.opened.folder} ({error.strerror or error}): make room there, "
-                f"then finish with: {self.resume_command()}"
-            ) from error
+            folder = self.opened.folder
+            if folder.is_dir():
+                what = f"cannot write to {folder} ({error.strerror or error}): make room there"
+            else:
+                what = f"{folder} was moved or deleted: move it back"
+            raise UserError(f"{what}, then finish with: {self.resume_command()}") from error
 
     def _halt(self, record: Record) -> None:
         """End the sweep if `stop_on` names the record's status."""
@@ -289,12 +285,12 @@ class Session:
 
     def _finish(self, status: EndStatus, context: SweepContext) -> None:
         folder, tracker = context.folder, context.tracker
-        if self._drawing is not None and status == "FINISHED":
-            begin_plots(folder, self._drawing)
         self._keep_planned(folder)
-        self.progress.doing("reading the records")
+        self.progress.line.show("reading the records")
         sweep = read_folder(folder, may_be_empty=True)
         results = sweep.results
+        statuses = {result.status for result in results}
+        self.no_number = bool(statuses - {"unsupported"}) and "ok" not in statuses
         say = self.say
         files = [folder / "command.txt"]
         try:
@@ -302,19 +298,26 @@ class Session:
         except OSError as error:
             say(f"table.txt and table.csv are not written: {error.strerror}")
         # Only now, when nothing is being measured; and not after an interrupt, which should end at once.
-        self.progress.doing("drawing plots and storing the sweep")
-        rivals = ranked_rivals(sweep, say) if status == "FINISHED" else None
-        plots, curves = (
-            plots_and_curves(sweep, rivals, say, self._drawing, self.progress.note) if self._plots else ([], ())
-        )
+        self.progress.line.show("drawing plots and storing the sweep")
+        rivals = ranked_rivals(sweep, say, self._show) if status == "FINISHED" else None
+        plots, curves = plots_and_curves(sweep, rivals, say, self.progress.note) if self._plots else ([], ())
         files += plots
         reports = write_report(rivals, plots, folder, say) if self._plots else []
         files += reports
         profiled = any(result.profiles for result in results) and status == "FINISHED"
         of_jobs = write_pages(results, say, pictures=self._plots) if profiled else {}
-        limit_s = 1.0 if status == "KILLED" else None
+        limit_s = 1.0 if status == "KILLED" else math.inf
         summary = summary_of(results, rivals, say, sweep.planned)
-        warning = tracker.close(status, files, summary=summary, curves=curves, of_jobs=of_jobs, timeout_s=limit_s)
+        warning = tracker.close(
+            status,
+            files,
+            summary=summary,
+            curves=curves,
+            of_jobs=of_jobs,
+            timeout_s=limit_s,
+            told=self.progress.line.show,
+        )
+        self.not_stored = tracker.lost_all
         if status == "KILLED":
             left = max(0, self.progress.total - sum(result.final for result in results))
             say(f"stopped with {left} of {self.progress.total} jobs to do; finish with: {self.resume_command()}")
@@ -324,32 +327,39 @@ class Session:
             # Otherwise nothing was measured, and an error says why.
             if self._each is None and (self.progress.done or status == "FINISHED"):
                 width = terminal_width(sys.stdout)
-                answer = rivals.answer.lines() if rivals is not None else []
-                text = rendered(results, self._form, width, answer, self._columns)
-                if self._form == "table":
-                    own = "\n".join(filled(line, width) for line in answer)
-                    text = "\n" + "\n\n".join(filter(None, [own, coloured_table(text, sys.stdout)]))
-                self.progress.say(text)
+                self.progress.say(self._shown(results, rivals, width))
             for line in self.impossible:
                 say(f"left out, impossible: {line}")
         for broken in sweep.broken:
             say(f"skipped: {broken}")
+        for line in self._queue.aside if self._queue is not None else ():
+            say(line)
         if warning and status != "KILLED":  # after an interrupt the same command stores the rest
             say(warning)
         if note := tracker.note():
-            say(with_code(note))
+            say(note)
         if status == "FINISHED" and self._each is None:
             self._say_what_next(results, folder, None if warning else tracker.look(), reports, rivals is not None)
+
+    def _shown(self, results: Sequence[Result], rivals: "Rivals | None", width: int) -> str:
+        """Return the results in the chosen format: of several backends who is fastest, else a line for each job."""
+        if self._form == "table" and rivals is not None and rivals.answer.won and not self._columns:
+            from attn_exp.compare.pages import end_page
+            from attn_exp.compare.render import table
+
+            return "\n" + table(end_page(rivals), width=width, colour=colours(sys.stdout), limit=_ROWS)
+        text = rendered(results, self._form, width, rivals.answer.lines() if rivals else [], self._columns)
+        return f"\n{coloured_table(text, sys.stdout)}" if self._form == "table" else text
 
     def _say_what_next(
         self, results: Sequence[Result], folder: Path, look: str | None, reports: Sequence[Path], compares: bool
     ) -> None:
         say = self.say
-        failed = sum(not result.final for result in results)
-        if failed:
-            jobs = "1 job" if failed == 1 else f"{failed} jobs"
-            say(f"{jobs} without a result; try again with: {self.resume_command()}")
-        say(f"records and table.csv are in {user_path(folder)}{f'; look at them {look}' if look else ''}")
+        if failed := sum(not result.final for result in results):
+            say(f"{failed} job{'s' * (failed != 1)} without a result; try again with: {self.resume_command()}")
+        say(f"records and table.csv are in {user_path(folder)}")
+        if look:
+            say(f"look at them {look}")
         for report in reports:
             say(f"report with plots: {user_path(report)}")
         if compares:

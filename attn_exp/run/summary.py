@@ -1,22 +1,29 @@
-"""What a sweep says as a whole, for the page of its own run: the answer, counts, means, and where each job stands."""
+"""Summary of a sweep for MLflow: the answer, counts, means, where each job stands, and curves over length."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attn_exp.compare.brief import answer_in_brief, code, safe, tables_in_brief
+from attn_exp.compare.brief import answer_in_brief, code, safe, shared_in_brief
 from attn_exp.compare.standing import standings
+from attn_exp.core.case.fields import typed_fields
+from attn_exp.core.catalogue import colour_of
 from attn_exp.core.errors import first_line
-from attn_exp.core.flags import doubts
-from attn_exp.core.record import Record
+from attn_exp.core.record.flags import shown_flags
+from attn_exp.core.record.record import Record
+from attn_exp.plots.data import case_names, families, length, measured
 from attn_exp.results.read import counted_of
 from attn_exp.results.result import Result
-from attn_exp.tracking.base import LIST_PLACE, Summary, duel_metrics, params
+from attn_exp.tracking.base import LIST_PLACE, Curve, Summary, params
 
 if TYPE_CHECKING:
     from attn_exp.compare.rivals import Rivals
 
 _REASONS = 5
+# MLflow's pages become slow with more than about a hundred runs.
+_MOST = 40
+_CURVE_METRICS = ("tflops", "time_us")
+_OF_LENGTH = ("q_len", "kv_len", "lengths", "kv_lengths")
 
 
 def summary_of(
@@ -44,9 +51,9 @@ def summary_of(
         return without_answer
     try:
         found = standings(rivals)
-        answer, tables = answer_in_brief(rivals), tables_in_brief(rivals, found)
+        answer, shared_cases = answer_in_brief(rivals), shared_in_brief(rivals)
     except Exception as error:
-        # What fails here may not cost the records.
+        # A failure here must not cost the records.
         say(f"no description in MLflow: {first_line(error)}")
         return without_answer
     for one in found.backends:
@@ -56,13 +63,12 @@ def summary_of(
         metrics[f"{one.direction}/best_in/{one.label}"] = float(one.best)
     return Summary(
         answer=answer,
-        description="\n\n".join([tables, counted]),
+        description="\n\n".join(filter(None, [shared_cases, counted])),
         params=shared,
         tags=tags | {"baseline": found.baseline, "answer": "; ".join(rivals.answer.lines())},
         metrics=metrics,
         of_jobs=found.of_jobs,
         standing=found.said,
-        undecided=found.undecided,
         results=results,
         moment=moment,
     )
@@ -72,7 +78,7 @@ def duel_summary(
     records: Sequence[Record], verdicts: Mapping[str, Sequence[Mapping[str, Any]]], report: str
 ) -> Summary:
     """Return the summary of a duel: the printed report, and its metrics."""
-    return Summary(answer=code(report) if report else "", metrics=duel_metrics(records, verdicts))
+    return Summary(answer=code(report) if report else "", metrics=_duel_metrics(records, verdicts))
 
 
 def _shared(each: Iterable[Mapping[str, str]]) -> dict[str, str]:
@@ -84,14 +90,64 @@ def _counted(results: Sequence[Result], counts: Counter[str], planned: int | Non
     """Return how many jobs ended how and with which flags, and the first reasons why some have no result."""
     each = ", ".join(f"{count} {status}" for status, count in counts.most_common())
     lines = [": ".join(filter(None, [counted_of(len(results), planned, "job"), each]))]
-    if flags := Counter(flag for one in results for flag in one.flags):
-        doubtful = sum(bool(doubts(one.flags)) for one in results)
-        said = ", ".join(f"{flag} {count}" for flag, count in flags.most_common())
-        lines[0] += (
-            f"; with flags: {safe(said)}; {doubtful or 'none'} of them {'are' if doubtful > 1 else 'is'} in doubt"
-        )
+    if flags := Counter(flag for one in results for flag in shown_flags(one.flags)):
+        lines[0] += f"; flags: {safe(', '.join(f'{flag} in {count}' for flag, count in flags.most_common()))}"
     reasons = dict.fromkeys(f"{one.label} {one.status}: {one.reason}" for one in results if one.reason)
     lines += [f"- {safe(reason)}" for reason in list(reasons)[:_REASONS]]
     if len(reasons) > _REASONS:
         lines.append(f"- ... and {len(reasons) - _REASONS} more reasons in table.csv")
     return "\n".join(lines)
+
+
+def curves(results: Sequence[Result]) -> list[Curve]:
+    """Return the curves of a sweep that has several lengths, those with the most lengths first."""
+    together = families(measured(results, "time_us"))
+    if not together:
+        return []
+    name_of = case_names([one[0] for one in together], leave_out=_OF_LENGTH)
+    # Before the first job, so that a list sorted by time shows jobs first.
+    began = min(result.started_at for result in results)
+    drawn = []
+    for family in together:
+        by_label: dict[str, list[Result]] = defaultdict(list)
+        for result in sorted(family, key=lambda one: one.finished_at):
+            by_label[result.label].append(result)
+        drawn += [_curve(label, name_of(own[0]), own, began) for label, own in by_label.items()]
+    several = [curve for curve in drawn if any(len(points) > 1 for points in curve.points.values())]
+    return sorted(several, key=lambda curve: -max(len(points) for points in curve.points.values()))[:_MOST]
+
+
+def _curve(label: str, name: str, own: Sequence[Result], began: float) -> Curve:
+    points: dict[str, dict[int, float]] = defaultdict(dict)
+    for result in own:
+        for side in result.measuring.passes:
+            for metric in _CURVE_METRICS:
+                value = result.metrics.get(f"{side}/{metric}")
+                if value is not None:
+                    # A name of its own, because the jobs' charts are not over length. A repeated measurement replaces
+                    # the earlier one.
+                    points[f"{side}/{metric}_by_length"][length(result.case)] = value
+    first = own[0]
+    typed = typed_fields(first.case, square=False)
+    params = {key: str(value) for key, value in typed.items() if key not in _OF_LENGTH}
+    return Curve(
+        name=" · ".join(filter(None, [label, name])),
+        label=label,
+        colour=colour_of(str(first.backend.get("name", "?")), first.about),
+        params={"backend": str(first.backend.get("name", "?")), "model": first.model, "compile": first.compile.mode}
+        | params,
+        points={metric: tuple(sorted(values.items())) for metric, values in points.items()},
+        moment=began,
+    )
+
+
+def _duel_metrics(records: Sequence[Record], verdicts: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, float]:
+    """Return the metrics of a duel: those of its records, and of the verdicts in `duel.json`, by pass."""
+    metrics_by_name: dict[str, float] = {}
+    for record in records:
+        metrics_by_name |= {f"{record.request.label[0]}/{name}": value for name, value in record.metrics.items()}
+    for direction, pairs in verdicts.items():
+        for pair in pairs:
+            who = f"{direction}/{pair['a'][0]}_{pair['b'][0]}"
+            metrics_by_name |= {f"{who}/{name}": float(pair[name]) for name in ("effect", "low", "high", "p")}
+    return metrics_by_name

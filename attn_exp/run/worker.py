@@ -1,28 +1,32 @@
 """The worker: runs jobs in a process that it replaces, and finds out how a job ended that left no record."""
 
+import contextlib
 import json
+import re
 import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from attn_exp.core.errors import how_it_ended
 from attn_exp.core.files import cut_middle, rewrite
-from attn_exp.core.record_file import LOG_NAME
-from attn_exp.core.redaction import without_secrets
-from attn_exp.core.status import Status
+from attn_exp.core.record.file import LOG_NAME
+from attn_exp.core.record.status import Status
+from attn_exp.core.redaction import redacted
 from attn_exp.run.worker_process import WorkerProcess
 
 START_LIMIT_S = 300.0
-# Of a job's log its beginning and end are kept, so many bytes in all.
+# A job's log keeps its beginning and end, so many bytes in all.
 LOG_BYTES = 16 << 20
 # A process's pipe may close a moment before it ends.
 _END_S = 5.0
 # The worker's phase after each of its messages; it sends `profile` before each profiler.
 _PHASES = {"begin": "job", "profile": "profile", "end": "idle", "poisoned": "idle", "outdated": "idle"}
+# The stages of a job in the phase `job`, for people who wait.
+_STAGES = ("check", "compile", "time")
 
 
 @dataclass(frozen=True)
@@ -46,8 +50,8 @@ class Worker:
 
     Args:
         reuse: whether one process runs all jobs.
-        timeout_s: how long a job may take.
-        profiler_timeout_s: how long each profiler may take.
+        timeout_s: the time that a job may take.
+        profiler_timeout_s: the time that each profiler may take.
         variables: names and patterns of environment variables that it gets besides those that computing needs.
         python: the interpreter of the process, by default this one.
         more: further environment variables.
@@ -90,12 +94,15 @@ class Worker:
         self._pending.append(folder)
         self._send(self._started())
 
-    def wait(self) -> Outcome:
-        """Wait for the oldest job: until it has a record, the worker dies, or the time limit is over."""
-        outcome = self._ended()
+    def wait(self, stage: Callable[[str], None] = lambda stage: None) -> Outcome:
+        """Wait for the oldest job: until it has a record, the worker dies, or the time limit is over.
+
+        `stage` is called with `check`, `compile`, `time` or `profile` when the job begins to do that.
+        """
+        outcome = self._ended(stage)
         cut_middle(outcome.folder / LOG_NAME, LOG_BYTES)
-        # What a worker was told in secret, it may print.
-        rewrite(outcome.folder / LOG_NAME, without_secrets)
+        # A worker may print secrets that it was told.
+        rewrite(outcome.folder / LOG_NAME, redacted)
         return outcome
 
     def close(self) -> None:
@@ -124,7 +131,7 @@ class Worker:
         while self._sent < ahead and process.send(json.dumps(str(self._pending[self._sent]))):
             self._sent += 1
 
-    def _ended(self) -> Outcome:
+    def _ended(self, stage: Callable[[str], None]) -> Outcome:
         folder = self._pending[0]
         if self._phase == "idle":
             self._since = time.monotonic()
@@ -139,6 +146,10 @@ class Worker:
             if line is None:
                 return self._failed_outcome(process, folder)
             if (word := _word(line, folder)) is None:
+                continue
+            if word in (*_STAGES, "profile"):
+                stage(word)
+            if word in _STAGES:
                 continue
             self._phase = _PHASES.get(word, "idle")
             self._since = time.monotonic()
@@ -191,30 +202,21 @@ class Worker:
 
 
 def _word(line: str, folder: Path) -> str | None:
-    """Return the word of the worker's message about a job, or `ready`; None for what user code wrote into the pipe.
-
-    Such words may also stand before a message, on its line.
-    """
+    """Return the word of the worker's message about a job, or `ready`; None for what user code wrote into the pipe."""
     job = json.dumps(str(folder))
-    return "ready" if line == "ready" else next((word for word in _PHASES if line.endswith(f"{word} {job}")), None)
+    words = (*_PHASES, *_STAGES)
+    return "ready" if line == "ready" else next((word for word in words if line.endswith(f"{word} {job}")), None)
 
 
 def _oom_kills() -> int:
     """Return how many processes the kernel has killed for memory in this control group, or else on this machine."""
-    for path, key in (("/sys/fs/cgroup/memory.events", "oom_kill"), ("/proc/vmstat", "oom_kill")):
-        try:
-            lines = Path(path).read_text().splitlines()
-        except OSError:
-            continue
-        counts = [int(line.split()[1]) for line in lines if line.split()[0] == key]
-        if counts:
-            return counts[0]
+    for path in ("/sys/fs/cgroup/memory.events", "/proc/vmstat"):
+        with contextlib.suppress(OSError):
+            if counts := re.findall(r"^oom_kill (\d+)$", Path(path).read_text(), re.MULTILINE):
+                return int(counts[0])
     return 0
 
 
 def _see(log: Path) -> str:
     """Return where a job's last words are, if it left any."""
-    try:
-        return f"see {log}" if log.stat().st_size else "it printed nothing"
-    except OSError:
-        return "it printed nothing"
+    return f"see {log}" if log.is_file() and log.stat().st_size else "it printed nothing"

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -9,17 +10,31 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
 
-from attn_exp.core.errors import last_message
-from attn_exp.core.process import descendants, guarded, kill_all, kill_marked, kill_orphans, own_mark
-from attn_exp.run.worker_variables import worker_variables
+from attn_exp.core.errors import UserError, last_message
+from attn_exp.core.host.process import descendants, guarded, kill_all
+from attn_exp.core.redaction import is_secret
 
 # The module that runs as the worker process.
 WORKER = "attn_exp.worker"
-# Names the worker in its environment, which its children inherit.
-_MARK = "ATTN_EXP_WORKER"
 # A message is a word and a path.
 _LONGEST_MESSAGE = 1 << 16
+# The environment variables that a worker gets.
+_NAMES = (
+    *("PATH", "HOME", "USER", "LOGNAME", "HOSTNAME", "SHELL", "TERM", "TZ", "LANG", "LANGUAGE", "COLUMNS"),
+    *("TMPDIR", "TMP", "TEMP", "XDG_CACHE_HOME", "XDG_STATE_HOME", "VIRTUAL_ENV", "CONDA_PREFIX"),
+    *("LD_LIBRARY_PATH", "LD_PRELOAD", "GLIBC_TUNABLES", "CC", "CXX"),
+)
+# Grouped by reader: CUDA and its tools, torch and its compilers, kernel packages, CPU libraries, Python.
+_PREFIXES = (
+    *("CUDA", "CUDNN", "CUBLAS", "CUTLASS_", "CUTE_", "NVIDIA_", "NV_", "NVTX_", "NVTE_", "NCCL_", "NSYS_", "KINETO_"),
+    *("TORCH", "PYTORCH_", "ATEN_", "TRITON_", "HELION_", "XFORMERS_", "FLASH_ATTENTION_", "FLASH_ATTN_"),
+    *("OMP_", "GOMP_", "KMP_", "MKL", "OPENBLAS_", "DNNL_", "ONEDNN_", "MALLOC_", "ASAN_", "LC_", "PYTHON"),
+    "ATTN_EXP",
+)
+_PATTERN = re.compile(r"[A-Za-z_*?][A-Za-z0-9_*?]*")
 
 
 class WorkerProcess:
@@ -39,9 +54,8 @@ class WorkerProcess:
     ) -> None:
         self._replies, reply_fd = os.pipe()
         os.set_inheritable(reply_fd, True)
-        # What it prints before it has a job, and with it a log.
+        # The output of the process before it has a job, and with it a log.
         self._startup = tempfile.TemporaryFile()  # noqa: SIM115
-        self._mark = own_mark()
         command = [python, "-m", WORKER, "--serve", "--reply-fd", str(reply_fd)]
         self._process = subprocess.Popen(
             guarded(command),
@@ -49,17 +63,13 @@ class WorkerProcess:
             stdout=subprocess.DEVNULL,
             stderr=self._startup,
             pass_fds=[reply_fd],
-            env=worker_variables(os.environ, variables) | dict(more or {}) | {_MARK: self._mark},
+            env=worker_variables(os.environ, variables) | dict(more or {}),
             start_new_session=True,
         )
         os.close(reply_fd)
         self.pid = self._process.pid
-        # Daemons of a worker whose parent was killed: they would go on using the device.
-        kill_orphans(_MARK)
         self._pidfd = os.pidfd_open(self.pid)
         self._buffer = b""
-        # What came of the process, as last seen.
-        self._below: set[tuple[int, str]] = set()
 
     def send(self, line: str) -> bool:
         """Send a line; return whether the process took it, which a dead one does not."""
@@ -73,12 +83,6 @@ class WorkerProcess:
 
     def reply(self, limit_s: float | None) -> str | None:
         """Return the next line, or None if the process died or `limit_s` is over. Sleeps; polling would burn a core."""
-        line = self._line(limit_s)
-        # If it ends by itself, nothing says any more what was below it.
-        self._below |= descendants(self.pid)
-        return line
-
-    def _line(self, limit_s: float | None) -> str | None:
         until = None if limit_s is None else time.monotonic() + limit_s
         while b"\n" not in self._buffer:
             with selectors.DefaultSelector() as selector:
@@ -117,17 +121,42 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """Kill the process with all that has come of it, and wait for its end. Call nothing else after this."""
-        self._below |= descendants(self.pid)
+        below = descendants(self.pid)
         # The whole group, with compilers and other children of the job; SIGKILL, since SIGTERM can be ignored.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
         # And those that have left it: a daemon would go on using the device, beside whatever is measured next.
-        kill_marked(_MARK, self._mark)
-        kill_all(self._below)
+        kill_all(below)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         os.close(self._replies)
         os.close(self._pidfd)
         self._startup.close()
+
+
+def worker_variables(environ: Mapping[str, str], more: Sequence[str] = ()) -> dict[str, str]:
+    """Return the variables that a worker gets: those that computing needs, and those that `more` names.
+
+    A needed variable whose name sounds like a secret is left out, unless `more` names it.
+
+    Args:
+        environ: the environment.
+        more: names and patterns, in which `*` is any text.
+    """
+    return {
+        name: value
+        for name, value in environ.items()
+        if ((name in _NAMES or name.startswith(_PREFIXES)) and not is_secret(name))
+        or any(fnmatchcase(name, pattern) for pattern in more)
+    }
+
+
+def check_patterns(given: Any) -> tuple[str, ...]:
+    """Return the names and patterns of `isolation.variables`. Raises UserError for one that cannot name a variable."""
+    names = [given] if isinstance(given, str) else given or []
+    for name in names if isinstance(names, (list, tuple)) else [names]:
+        if not isinstance(name, str) or not _PATTERN.fullmatch(name):
+            raise UserError(f"isolation.variables={name} names no variable: write isolation.variables=[MY_NAME,HF_*]")
+    return tuple(names)

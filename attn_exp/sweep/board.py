@@ -7,24 +7,19 @@ file systems guarantee only close-to-open consistency, and exclusive creation si
 
 import contextlib
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from attn_exp.core.process import pid_namespace
-
 _POLL_S = 0.1
 _BEAT_S = 1.0
 # How long tasks may take to end after a stop request.
 _STOP_S = 3.0
-# A parent in another place is taken to be dead after so long without a heartbeat.
+# A parent is taken to be dead after so long without a heartbeat.
 GONE_S = 60.0
 _PARENT = "parent"
-# How often a parent's file is read again if its line is incomplete.
-_READS, _READ_AGAIN_S = 10, 0.02
 
 
 @dataclass(frozen=True)
@@ -59,7 +54,7 @@ class Board:
         self._beats += 1
         word, path = "stop" if stop else "go", self.folder / _PARENT
         try:
-            path.write_text(f"{word} {_place()} {os.getpid()}:{_started(os.getpid())} {self._beats}\n")
+            path.write_text(f"{word} {self._beats}\n")
         except OSError:
             path.unlink(missing_ok=True)
             if not stop:
@@ -71,7 +66,7 @@ class Board:
         refresh_folder(self.folder)
         for task in range(tasks):
             try:
-                with _task_file(self.folder, task).open("rb") as file:
+                with (self.folder / f"task-{task}").open("rb") as file:
                     file.seek(self._read.get(task, 0))
                     whole, _, _ = file.read().rpartition(b"\n")
             except OSError:
@@ -95,7 +90,7 @@ class TaskBoard:
     def append(self, word: str, rest: str = "") -> None:
         """Append a line, unless the folder is gone, which means that the parent has ended."""
         try:
-            with _task_file(self._folder, self._task).open("a") as file:
+            with (self._folder / f"task-{self._task}").open("a") as file:
                 file.write(f"{word} {rest}\n")
         except FileNotFoundError:
             return
@@ -124,7 +119,7 @@ class TaskBoard:
         # An incomplete line is still being written, or its writer died: the previous line counts.
         if content.endswith("\n") and content != self._last:
             self._last, self._since = content, now
-        return now - self._since < GONE_S and (not self._last or parent_is_alive(self._last))
+        return now - self._since < GONE_S and not self._last.startswith("stop")
 
 
 def refresh_folder(folder: Path) -> None:
@@ -133,60 +128,16 @@ def refresh_folder(folder: Path) -> None:
         os.listdir(folder)
 
 
-def parent_is_alive(content: str) -> bool:
-    """Return whether the parent that wrote this line is alive; one in another place counts as alive."""
-    word, host, process, _ = content.split()
-    if word == "stop":
-        return False
-    if host != _place():
-        return True
-    number, _, started = process.partition(":")
-    return _started(int(number)) == started
-
-
-def _place() -> str:
-    """Return where numbers of processes mean the same: the host, and in a container its part of it."""
-    return f"{socket.gethostname()}/{pid_namespace()}"
-
-
-def _started(process: int) -> str | None:
-    """Return when a process of this host began, in clock ticks; None if it does not exist, or is a zombie.
-
-    Together with the process id this identifies it: a restarted container begins to count process ids again.
-    """
-    try:
-        fields = Path("/proc", str(process), "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] == "Z" else fields[19]
-
-
 def running_elsewhere(folder: Path, watch_s: float) -> bool:
-    """Return whether this board's parent is alive; in another place, whether it writes a heartbeat within `watch_s`."""
+    """Return whether this board's parent is alive: whether it writes a heartbeat within `watch_s`."""
     try:
-        before = _whole_line(folder / _PARENT)
-        if not before or not parent_is_alive(before):
+        before = (folder / _PARENT).read_text()
+        if before.startswith("stop"):
             return False
-        if before.split()[1] == _place():
-            return True
         time.sleep(watch_s)
-        return _whole_line(folder / _PARENT) != before
+        return (folder / _PARENT).read_text() != before
     except FileNotFoundError:
         return False
-
-
-def _whole_line(path: Path) -> str:
-    """Return the parent's last line; empty if it died while writing it."""
-    for _ in range(_READS):
-        content = path.read_text()
-        if content.endswith("\n"):
-            return content
-        time.sleep(_READ_AGAIN_S)
-    return ""
-
-
-def _task_file(folder: Path, task: int) -> Path:
-    return folder / f"task-{task}"
 
 
 class Watch:

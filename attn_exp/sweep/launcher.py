@@ -1,14 +1,13 @@
-"""The interface of a launcher, which runs the tasks of a sweep and notices when they end."""
+"""Launchers run the tasks of a sweep and notice when they end (`hydra/launcher`)."""
 
 import importlib
-import importlib.util
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 from attn_exp.core.errors import UserError, first_line
-from attn_exp.core.nvml import GpuInfo
+from attn_exp.core.host.nvml import GpuInfo
 
 # Stands for the GPU of the host on which a task will run.
 ELSEWHERE = GpuInfo(0, "that of a task", "")
@@ -20,7 +19,7 @@ class Launcher(Protocol):
     """Runs tasks, each of which takes jobs until none is left.
 
     Attributes:
-        tasks: how many tasks may be useful; there may be fewer groups of jobs.
+        tasks: the number of tasks that may be useful; there may be fewer groups of jobs.
         gpus: the GPUs that `device=auto` and `device=cuda` mean.
         pinned: whether task N may use only the N-th GPU.
     """
@@ -38,7 +37,7 @@ class Launcher(Protocol):
 
         Args:
             launch: the folder of the launch, with its plan and its board.
-            tasks: how many.
+            tasks: the number of tasks.
             say: prints a line.
             over: returns whether no job is left.
 
@@ -66,19 +65,13 @@ def waiting_until(seconds: float, over: Callable[[], bool]) -> Callable[[], bool
     return waiting
 
 
-def require_engine(package: str, extra: str) -> None:
-    """Raise UserError if a launcher's engine is not installed."""
-    if importlib.util.find_spec(package) is None:
-        raise UserError(f"hydra/launcher={extra} needs {package}: pip install 'attn_exp[{extra}]'")
-
-
 def load_engine(package: str, extra: str) -> Any:
-    """Import a launcher's engine. Raises UserError if it is installed but cannot be imported."""
+    """Import a launcher's engine. Raises UserError if that cannot be done."""
     try:
         return importlib.import_module(package)
     except Exception as error:  # an incompatible package may raise anything
         raise UserError(
-            f"{package} cannot be imported ({first_line(error)}): pip install --upgrade 'attn_exp[{extra}]'"
+            f"hydra/launcher={extra} needs {package} ({first_line(error)}): pip install --upgrade 'attn_exp[{extra}]'"
         ) from error
 
 

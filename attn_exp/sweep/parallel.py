@@ -3,17 +3,16 @@
 import contextlib
 import secrets
 import shutil
-import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 from attn_exp.core.errors import UserError
-from attn_exp.core.record import Record
-from attn_exp.core.record_file import sound_record, write_record
-from attn_exp.core.request import Request
+from attn_exp.core.record.file import sound_record, write_record
+from attn_exp.core.record.record import Record
+from attn_exp.core.record.request import Request
 from attn_exp.run.context import already_running
 from attn_exp.run.job_queue import with_failed_profiles
 from attn_exp.run.session import Session, stop_line, stops
@@ -39,10 +38,8 @@ class _Jobs:
         self.halt: Record | None = None
         # Sentences of tasks whose GPU was held by others for too long.
         self.held: list[str] = []
-        self._here: set[int] = set()
-        self._later: list[str] = []
         # Jobs that have ended, and whose records this host's file system does not show yet.
-        self._unseen: dict[str, int] = {}
+        self._unseen: set[str] = set()
 
     def over(self) -> bool:
         """Return whether no job is left, or `stop_on` has ended the sweep."""
@@ -52,9 +49,7 @@ class _Jobs:
         """Handle a line of a task; return whether the tasks are to go on."""
         progress = self.session.progress
         self._collect_unseen()
-        if line.word == "hello" and line.rest == socket.gethostname():
-            self._here.add(line.task)
-        elif line.word == "wait":
+        if line.word == "wait":
             self.session.say(f"waiting for GPU {line.rest}, on which another attn_exp is measuring")
         elif line.word == "held":
             self.held.append(line.rest)
@@ -62,27 +57,16 @@ class _Jobs:
             self.begun[line.rest] = line.task
             progress.running(self.left[line.rest].label)
         elif line.word == "end" and line.rest in self.left:
-            self._unseen[line.rest] = line.task
+            self._unseen.add(line.rest)
             self._collect_unseen()
         return self.halt is None
 
-    def finish(self, record: Record, task: int | None) -> None:
-        """Count a job that has ended. It is logged later if that would disturb a CPU that is being measured here."""
-        request = self.left.pop(record.request.job)
-        if request.device == "cpu" and task in self._here:
-            self.session.progress.finished(record)
-            self._later.append(request.job)
-        else:
-            self.session.finish(record)
+    def finish(self, record: Record) -> None:
+        """Count a job that has ended, and log it."""
+        del self.left[record.request.job]
+        self.session.finish(record)
         if stops(record) and self.halt is None:
             self.halt = record
-
-    def log_later(self) -> None:
-        """Log the records that had to wait until nothing is being measured."""
-        for job in self._later:
-            if (record := self._written(job)) is not None:
-                self.session.log(record)
-        self._later.clear()
 
     def record_lost(self, launcher: Launcher, ended: dict[int, str]) -> None:
         """Write a record for each job that has none because its task died, not for one whose GPU was held by others."""
@@ -90,7 +74,7 @@ class _Jobs:
         if not ended:
             # No task died, so all jobs were measured but those of GPUs that were held; their records may not be
             # visible here yet.
-            self._unseen |= {job: self.begun.get(job, -1) for job in self.left if job in self.begun or not self.held}
+            self._unseen |= {job for job in self.left if job in self.begun or not self.held}
         while self._unseen and time.monotonic() < until:
             self._collect_unseen()
             if self._unseen:
@@ -109,14 +93,14 @@ class _Jobs:
                     record = with_failed_profiles(before, request, "crashed", reason)
                 (self._folder / job).mkdir(exist_ok=True)
                 write_record(record, self._folder / job)
-            self.finish(record, task)
+            self.finish(record)
 
     def _collect_unseen(self) -> None:
         """Collect records that tasks have written; NFS may hide them from this host for a while."""
-        for job, task in list(self._unseen.items()):
+        for job in list(self._unseen):
             if (record := self._written(job)) is not None:
-                del self._unseen[job]
-                self.finish(record, task)
+                self._unseen.discard(job)
+                self.finish(record)
 
     def _written(self, job: str) -> Record | None:
         """Return the record of a job if a task of this launch has written it."""
@@ -163,7 +147,6 @@ def launch(
         ended = _run(launcher, board, plan, tasks, jobs)
         if jobs.halt is None:
             jobs.record_lost(launcher, ended)
-    jobs.log_later()
     for task, why in ended.items():
         session.say(f"task {task} of {launcher.name} died: {why}")
     if not ended:
@@ -185,7 +168,7 @@ def _run(launcher: Launcher, board: Board, plan: LaunchPlan, tasks: int, jobs: _
         _check_alone(board.folder, session.opened.name)
         write_plan(plan, board.folder)
         watch = Watch(board, tasks, jobs.handle)
-        for step in (launcher.close, jobs.log_later, watch.stop):
+        for step in (launcher.close, watch.stop):
             failing.callback(step)
         ended = launcher.run(board.folder, tasks, session.say, jobs.over)
         if ended:

@@ -1,17 +1,16 @@
 """The plan of a launch: the jobs of a sweep in one group per case, in the order in which tasks should take them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
+from attn_exp.core.case.flops import flops
 from attn_exp.core.files import write_whole
-from attn_exp.core.flops import flops
-from attn_exp.core.record import Record
-from attn_exp.core.request import Request
+from attn_exp.core.record.request import Request
 from attn_exp.run.gpus import WAIT_S
 
 _FILE_NAME = "plan.json"
@@ -30,14 +29,14 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchPlan:
-    """What tasks have to know.
+    """The plan of a launch, which its tasks read.
 
     Attributes:
-        folder: the sweep's.
-        cwd: where the command was typed.
+        folder: the sweep's folder.
+        cwd: the folder in which the command was typed.
         isolation: the options of `make_isolation`.
         groups: the jobs.
-        gpu_wait_s: how long a task waits for a GPU that others measure on.
+        gpu_wait_s: the time that a task waits for a GPU that others measure on.
         gpus: task N leases the N-th of these; if there are none, a task leases any GPU that it sees.
     """
 
@@ -47,11 +46,6 @@ class LaunchPlan:
     groups: tuple[Group, ...]
     gpu_wait_s: float = WAIT_S
     gpus: tuple[str, ...] = ()
-
-    @property
-    def jobs(self) -> int:
-        """The number of jobs in all groups."""
-        return sum(len(group.jobs) for group in self.groups)
 
 
 def group_jobs(requests: Iterable[Request], done: Mapping[Case, str | None]) -> tuple[Group, ...]:
@@ -65,13 +59,12 @@ def group_jobs(requests: Iterable[Request], done: Mapping[Case, str | None]) -> 
     for request in requests:
         by_case.setdefault(request.case, {})[request.job] = request
     groups = [Group(jobs=tuple(jobs.values()), gpu_uuid=done.get(case)) for case, jobs in by_case.items()]
-    return tuple(sorted(groups, key=_work, reverse=True))
 
+    def work(group: Group) -> tuple[int, int]:
+        case = group.jobs[0].case
+        return len(group.jobs) * (flops(case, "forward") + flops(case, "backward")), len(group.jobs)
 
-def gpu_of(record: Record, gpus: Sequence[str]) -> str | None:
-    """Return the GPU that a record was measured on, if it is one of these."""
-    gpu = record.request.gpu_uuid
-    return gpu if gpu is not None and gpu in gpus else None
+    return tuple(sorted(groups, key=work, reverse=True))
 
 
 def write_plan(plan: LaunchPlan, launch: Path) -> None:
@@ -82,8 +75,3 @@ def write_plan(plan: LaunchPlan, launch: Path) -> None:
 def read_plan(launch: Path) -> LaunchPlan:
     """Read `plan.json` from the launch's folder."""
     return msgspec.json.decode((launch / _FILE_NAME).read_bytes(), type=LaunchPlan)
-
-
-def _work(group: Group) -> tuple[int, int]:
-    case = group.jobs[0].case
-    return len(group.jobs) * (flops(case, "forward") + flops(case, "backward")), len(group.jobs)

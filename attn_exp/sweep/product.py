@@ -7,30 +7,28 @@ its configurations with Hydra's.
 import copy
 import functools
 import itertools
-import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from attn_exp.config.overrides import override_key
 from attn_exp.core.errors import UserError, first_line
-from attn_exp.core.request import Request
+from attn_exp.core.record.request import Request
+from attn_exp.core.text import and_text
 
 # How many combinations are tried before a choice is taken to be impossible in all of them.
 _TRIES = 64
-# At a second a job these take more than a day.
-_MOST_JOBS = 100_000
 # Keys that a sweep has one value of.
 _SHARED = (
-    *("sweep", "folder", "tracker", "isolation", "device", "dry_run", "save_plots", "columns", "format", "quiet"),
-    *("private", "gpu_wait_s", "rival", "profiler", "profiler_timeout_s"),
+    *("sweep", "folder", "tracker", "isolation", "device", "dry_run", "save_plots", "columns", "show", "format"),
+    *("quiet", "private", "gpu_wait_s", "rival", "profiler", "profiler_timeout_s"),
 )
 # The overrides of one job, in the order of the sweep's choices.
 Overrides = Sequence[str]
@@ -39,12 +37,11 @@ MakeRequest = Callable[[tuple[str, ...]], Request | UserError]
 
 
 class _Base:
-    """The configuration of a combination of group choices: whole, and without Hydra's node."""
+    """The configuration of a combination of group choices, without Hydra's node."""
 
     def __init__(self, whole: DictConfig, shared: Sequence[Override]) -> None:
-        self.whole = whole
+        self.own = whole
         # Hydra's node is the largest part, and says nothing about the job.
-        self.own = copy.deepcopy(whole)
         with open_dict(self.own):
             del self.own["hydra"]
         ConfigLoaderImpl._apply_overrides_to_config(list(shared), self.own)
@@ -87,21 +84,8 @@ class Composer:
         self._parser = OverridesParser.create()
         self._parsed = functools.cache(self._parse)
         self._bases: dict[tuple[str, ...], _Base] = {}
+        self._options = self._options_of(jobs)
         self._shared = self._find_shared(jobs)
-
-    def compose(self, overrides: Overrides) -> DictConfig:
-        """Return the configuration of one job with its `hydra` node. Raises Hydra's errors."""
-        parsed = [self._parsed(text) for text in overrides]
-        config = copy.deepcopy(self._base(overrides).whole)
-        ConfigLoaderImpl._apply_overrides_to_config([value for value, composed in parsed if not composed], config)
-        own = [override for override, _ in parsed if not override.is_hydra_override()]
-        names = config.hydra.job.config.override_dirname
-        with open_dict(config.hydra):
-            config.hydra.overrides.task = [override.input_line for override in own]
-            config.hydra.job.override_dirname = get_overrides_dirname(
-                own, kv_sep=names.kv_sep, item_sep=names.item_sep, exclude_keys=names.exclude_keys
-            )
-        return config
 
     def case(self, overrides: Overrides) -> DictConfig:
         """Return the configuration of one job without its `hydra` node. Raises Hydra's errors."""
@@ -131,8 +115,47 @@ class Composer:
 
     def _values(self, overrides: Overrides) -> list[Override]:
         """Return the overrides of single values that the base does not have yet."""
-        parsed = [self._parsed(text) for position, text in enumerate(overrides) if position not in self._shared]
+        parsed = [
+            self._parsed(text)
+            for position, text in enumerate(overrides)
+            if position not in self._shared and self._is_for(text, overrides)
+        ]
         return [override for override, composed in parsed if not composed]
+
+    def lacking(self, jobs: Sequence[Overrides]) -> list[str]:
+        """Return a line for each option that not all chosen backends have; the others run without it."""
+        options = dict.fromkeys(text.partition("=")[0] for job in jobs for text in job if _option(text))
+        lines = []
+        for option in options:
+            without = [name for name, own in self._options.items() if not self._is_own(option, own)]
+            if without:
+                lines.append(f"{option} is no option of {and_text(without)}: they run without it")
+        return lines
+
+    def distinct(self, jobs: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+        """Return the jobs without those that differ only in options that their backend does not have."""
+        if not self._options:
+            return list(jobs)
+        return list({tuple(text for text in job if self._is_for(text, job)): job for job in reversed(jobs)}.values())[
+            ::-1
+        ]
+
+    def _is_for(self, text: str, overrides: Overrides) -> bool:
+        """Return whether an override of a job is for its backend."""
+        own = self._options.get(_chosen_backend(overrides) or "")
+        return own is None or self._is_own(text, own)
+
+    def _options_of(self, jobs: Sequence[Overrides]) -> dict[str, frozenset[str]]:
+        """Return the options of each backend that a sweep chooses from several."""
+        names = dict.fromkeys(_chosen_backend(job) for job in jobs)
+        found = {name: self._loader.repository.load_config(f"backend/{name}") for name in names if name}
+        several = len(names) > 1 and None not in names
+        return {name: frozenset(map(str, file.config)) for name, file in found.items() if several and file is not None}
+
+    def _is_own(self, text: str, own: frozenset[str]) -> bool:
+        """Return whether an override is for a backend with these options; one that none of them has is for all."""
+        option = _option(text)
+        return not option or option in own or not any(option in others for others in self._options.values())
 
     def _find_shared(self, jobs: Sequence[Overrides]) -> dict[int, Override]:
         """Return the single values that all jobs share, by position, except in nodes that another choice changes."""
@@ -158,63 +181,48 @@ class Composer:
         return override, (group and not isinstance(override.value(), dict)) or override.is_hydra_override()
 
 
+def _chosen_backend(overrides: Overrides) -> str | None:
+    """Return the choice of the group `backend` among the overrides of a job, None without one."""
+    return next((text.partition("=")[2] for text in overrides if text.startswith("backend=")), None)
+
+
+def _option(text: str) -> str:
+    """Return the backend's option that an override sets: `order` of `backend.order=[math]`; empty for another key."""
+    key = text.partition("=")[0]
+    return key.split(".")[1] if key.startswith("backend.") else ""
+
+
 def _top(override: Override) -> str:
     """Return the name of the top-level node that an override changes."""
     return re.split(r"[.\[@]", override.key_or_group, maxsplit=1)[0]
 
 
 def combinations(overrides: Sequence[Override]) -> list[tuple[str, ...]]:
-    """Return the overrides of each combination of values, each once: of batch=1,1 there is one.
-
-    Raises:
-        UserError: there are too many.
-    """
-    _check_number(overrides)
+    """Return the overrides of each combination of values, each once: of batch=1,1 there is one."""
     return list(dict.fromkeys(map(tuple, BasicSweeper.split_arguments(list(overrides), None)[0])))
 
 
 def parsed_combinations(words: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the words of each combination of values (`batch=1,8`, `seq_len=range(64,257,64)`).
-
-    Raises:
-        UserError: a word that Hydra cannot read, or too many combinations.
-    """
+    """Return the words of each combination of values (`batch=1,8`). Raises UserError for what Hydra cannot read."""
     try:
         return combinations(OverridesParser.create().parse_overrides(list(words)))
     except HydraException as error:
         raise UserError(f"{first_line(error)}: write KEY=VALUE,VALUE or KEY=range(FROM,TO,STEP)") from error
 
 
-def _check_number(overrides: Iterable[Override]) -> None:
-    """Raise UserError if there are more combinations than anybody waits for, before any of them is made."""
-    numbers = {override.key_or_group: _number(override) for override in overrides}
-    total = math.prod(numbers.values())
-    if total > _MOST_JOBS:
-        largest = max(numbers, key=lambda key: numbers[key])
-        raise UserError(
-            f"{total:,} combinations, of {numbers[largest]:,} values of {largest}, are more than {_MOST_JOBS:,}: "
-            f"give fewer, for example {largest}=1,8,64 or {largest}=range(1,1000,100)"
-        )
-
-
-def _number(override: Override) -> int:
-    """Return how many values an override has, without making them."""
-    value = override.value()
-    if isinstance(value, RangeSweep):
-        assert value.start is not None and value.stop is not None
-        return max(0, math.ceil((value.stop - value.start) / value.step))
-    return max(1, len(value.list)) if isinstance(value, ChoiceSweep) else 1
-
-
-def check_shared(jobs: Sequence[Overrides]) -> None:
-    """Raise UserError if a sweep has several values of a key in `_SHARED`."""
-    for values in zip(*jobs, strict=True):
-        key = override_key(values[0])
-        if len(set(values)) > 1 and key.split(".")[0] in _SHARED:
-            if key == "profiler":
-                names = ",".join(dict.fromkeys(value.partition("=")[2] for value in values))
-                raise UserError(f"several profilers of one job stand in brackets: profiler=[{names}]")
-            raise UserError(f"{key} is one for the whole sweep: give it a single value, or start several sweeps")
+def check_shared(jobs: Sequence[Overrides], written: Mapping[Any, Any]) -> None:
+    """Raise UserError if a sweep has several values of a key in `_SHARED`, also by what `written` interpolates."""
+    varied = {override_key(column[0]) for column in zip(*jobs, strict=True) if len(set(column)) > 1}
+    for key in _SHARED:
+        own = {name for name in varied if name.split(".")[0] == key}
+        named = re.findall(r"\$\{([\w.]+)\}", str(written.get(key)))
+        if own or any(name in varied or name.split(".")[0] in varied for name in named):
+            typed = next(iter(own), f"{key}={written.get(key)}")
+            values = dict.fromkeys(
+                text.partition("=")[2] for job in jobs for text in job if override_key(text) == typed
+            )
+            how = f"write profiler=[{','.join(values)}]" if key == "profiler" else "give it a single value"
+            raise UserError(f"{typed} is one for the whole sweep: {how}, or start several sweeps")
 
 
 def varied_keys(jobs: Sequence[Overrides], prefix: str) -> tuple[str, ...]:

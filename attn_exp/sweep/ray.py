@@ -6,19 +6,16 @@ packages along, and loses all results if one task dies.
 
 import logging
 import os
-import re
 import signal
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from attn_exp.core.errors import UserError, first_line
-from attn_exp.sweep.launcher import ELSEWHERE, END_S, check_tasks, load_engine, require_engine, waiting_until
+from attn_exp.sweep.launcher import ELSEWHERE, END_S, check_tasks, load_engine, waiting_until
 from attn_exp.sweep.task import run_in_process
 
 _POLL_S = 0.5
-_ANSWER_S = 5.0
 
 
 class Ray:
@@ -30,15 +27,9 @@ class Ray:
     def __init__(self, options: dict[str, Any], device: str) -> None:
         """Raises UserError if Ray is not installed."""
         self.tasks = check_tasks(self.name, options, device)
-        require_engine("ray", self.name)
+        load_engine("ray", self.name)
         self._address = options["address"]
-        _check_there(str(self._address))
-        self._share: dict[str, float] = {}
-        for key in ("num_gpus", "num_cpus"):
-            share = options[key]
-            if not isinstance(share, (int, float)) or isinstance(share, bool) or share < 0:
-                raise UserError(f"hydra.launcher.{key}={share} is not a number from 0")
-            self._share[key] = 0 if key == "num_gpus" and device == "cpu" else share
+        self._share = {"num_gpus": 0 if device == "cpu" else options["num_gpus"], "num_cpus": options["num_cpus"]}
         self.gpus = [ELSEWHERE] if self._share["num_gpus"] else []
         self._ray: Any = None
 
@@ -78,7 +69,10 @@ class Ray:
                 address=self._address, include_dashboard=dashboard, log_to_driver=False, logging_level=logging.ERROR
             )
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-            raise _silent(str(self._address)) from error
+            raise UserError(
+                f"Ray at hydra.launcher.address={self._address} does not answer: start it there by ray start --head, "
+                "or let hydra.launcher.address=null start one here"
+            ) from error
         # Ray's handler would end this process without cleaning up.
         signal.signal(signal.SIGTERM, terminate)
         self._ray = ray
@@ -92,21 +86,3 @@ class Ray:
                     f"hydra.launcher.{key}={self._share[key]} is more than the Ray cluster has ({resource}: "
                     f"{there.get(resource, 0):g}): lower it, or start nodes"
                 )
-
-
-def _check_there(address: str) -> None:
-    """Raise UserError if nothing listens at HOST:PORT; Ray itself tries for two minutes."""
-    match = re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address)
-    if not match:
-        return
-    try:
-        socket.create_connection((match[1], int(match[2])), timeout=_ANSWER_S).close()
-    except (OSError, OverflowError) as error:
-        raise _silent(address) from error
-
-
-def _silent(address: str) -> UserError:
-    return UserError(
-        f"Ray at hydra.launcher.address={address} does not answer: start it there by ray start --head, or let "
-        "hydra.launcher.address=null start one here"
-    )

@@ -10,16 +10,15 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from attn_exp.compare.ratio import geometric_mean
-from attn_exp.config.aside import hydra_aside
 from attn_exp.config.compose import is_dry_run, new_sweep_name, prepare_hydra
-from attn_exp.config.overrides import override_key
+from attn_exp.config.overrides import hydra_aside, override_key
 from attn_exp.core.errors import UserError
-from attn_exp.core.paired_test import PairedComparison
+from attn_exp.core.stats.paired import PairedComparison
 from attn_exp.run.duel import run_duel
 
-# What a job has of its own; everything else is also its rival's.
+# Settings that a job has of its own; everything else is also its rival's.
 _OWN = ("backend", "compile")
-# What says where a search goes, and not what is measured.
+# Settings of where a search goes, not of what is measured.
 _SEARCH = ("rival", "sweep", "folder")
 
 

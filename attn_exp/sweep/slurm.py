@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_exp.core.errors import UserError, first_line, nearest
-from attn_exp.sweep.launcher import ELSEWHERE, END_S, check_tasks, load_engine, require_engine, waiting_until
+from attn_exp.sweep.launcher import ELSEWHERE, END_S, check_tasks, load_engine, waiting_until
 from attn_exp.sweep.task import run_in_process
 
 CLUSTERS = ("slurm", "local")
@@ -25,7 +25,6 @@ _POLL_S = 0.5
 _ASK_S = 30.0
 # For a task without a result submitit quotes its log files, each below one of these captions.
 _CAPTION = re.compile(r"Job (\d|\(task)|has not produced|Error stream|No (error|output)|You can check|- /")
-_LEAST = {"timeout_min": 1, "cpus_per_task": 1, "gpus_per_node": 0, "array_parallelism": 1}
 _OURS = ("name", "tasks", "cluster")
 # Options that submitit has for every cluster; others are Slurm's.
 _SHARED = ("timeout_min", "cpus_per_task", "gpus_per_node", "mem_gb")
@@ -46,32 +45,35 @@ class Slurm:
                 f"hydra.launcher.cluster={cluster} is no cluster: {nearest(str(cluster), CLUSTERS)}"
                 f"choose {' or '.join(CLUSTERS)}"
             )
-        require_engine("submitit", self.name)
+        load_engine("submitit", self.name)
         if cluster == "slurm" and not (shutil.which("sbatch") and shutil.which("srun")):
             raise UserError("hydra/launcher=slurm needs sbatch and srun: start from a host that submits to Slurm")
         self._cluster = cluster
-        _check_options(options)
         self._options = {key: value for key, value in options.items() if key not in _OURS and value not in (None, {})}
         if device == "cpu":
             self._options.pop("gpus_per_node", None)
-        self.gpus = [ELSEWHERE] if _asks_for_gpus(self._options) else []
+        more = dict(self._options.get("additional_parameters") or {})
+        named = self._options.get("gpus_per_node") or self._options.get("gpus_per_task")
+        self.gpus = [ELSEWHERE] if named or "gpu" in f"{self._options.get('gres')} {more}" else []
         self._left: dict[int, Any] = {}
 
     def run(self, launch: Path, tasks: int, say: Callable[[str], None], over: Callable[[], bool]) -> dict[int, str]:
         """As `Launcher.run`."""
-        load_engine("submitit", self.name)
         from submitit import AutoExecutor
         from submitit.core.utils import FailedJobError, FailedSubmissionError
 
         logging.getLogger("submitit").setLevel(logging.ERROR)
         try:
             executor = AutoExecutor(folder=launch / "submitit", cluster=self._cluster)
-            executor.update_parameters(**self._parameters())
+            named = {key if key in _SHARED else f"slurm_{key}": value for key, value in self._options.items()}
+            executor.update_parameters(name="attn_exp", **named)
             # submitit prints what sbatch says, and raises it too.
             with contextlib.redirect_stderr(io.StringIO()):
                 jobs = executor.map_array(run_in_process, [str(launch)] * tasks, list(range(tasks)))
         except (FailedJobError, FailedSubmissionError, subprocess.CalledProcessError, OSError) as error:
-            raise UserError(f"Slurm does not take the tasks: {_refusal(error)}") from error
+            # The reason that sbatch gives; a line without a reason follows it.
+            reasons = [line.strip() for line in str(error).splitlines() if "error:" in line]
+            raise UserError(f"Slurm does not take the tasks: {[*reasons, _last_line(error)][0]}") from error
         except (ValueError, TypeError, AssertionError) as error:
             raise UserError(f"hydra.launcher has what submitit does not take: {first_line(error)}") from error
         say(f"{tasks} tasks on {self._cluster}: {', '.join(job.job_id for job in jobs)}")
@@ -100,40 +102,6 @@ class Slurm:
             if self._cluster != "local" or not job.done():
                 with contextlib.suppress(OSError):
                     job.cancel(check=False)
-
-    def _parameters(self) -> dict[str, Any]:
-        named = {key if key in _SHARED else f"slurm_{key}": value for key, value in self._options.items()}
-        return {"name": "attn_exp"} | named
-
-
-def _check_options(options: dict[str, Any]) -> None:
-    """Raise UserError for options that no cluster can grant, before a task is queued."""
-    for key, least in _LEAST.items():
-        value = options.get(key)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-            raise UserError(f"hydra.launcher.{key}={value} is not a whole number from {least}")
-    more = options.get("additional_parameters")
-    if more is not None and not isinstance(more, dict):
-        raise UserError(
-            f"hydra.launcher.additional_parameters={more} is no set of options: "
-            "write hydra.launcher.additional_parameters={qos:high}"
-        )
-
-
-def _asks_for_gpus(options: dict[str, Any]) -> bool:
-    more = options.get("additional_parameters") or {}
-    return bool(
-        options.get("gpus_per_node")
-        or options.get("gpus_per_task")
-        or "gpu" in str(options.get("gres", ""))
-        or any("gpu" in f"{key}={value}" for key, value in more.items())
-    )
-
-
-def _refusal(error: Exception) -> str:
-    """Return the reason that sbatch gives; a line without a reason follows it."""
-    reasons = [line.strip() for line in str(error).splitlines() if "error:" in line]
-    return reasons[0] if reasons else _last_line(error)
 
 
 def _last_line(error: Exception) -> str:

@@ -5,28 +5,32 @@ done. This one checks each choice instead of each combination, composes a combin
 that are done, and lists the jobs if `dry_run=true`. Hydra finds it as the plugin `hydra_plugins.attn_exp`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.utils import run_job, setup_globals
+from hydra.core.utils import setup_globals
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
 from attn_exp.config.compose import is_dry_run, isolation_options, resolved_config
-from attn_exp.core.case import Case
-from attn_exp.core.errors import UserError
-from attn_exp.core.record import Record
-from attn_exp.core.request import Request
+from attn_exp.core.case.case import Case
+from attn_exp.core.errors import UserError, nearest
+from attn_exp.core.host.nvml import GpuInfo
+from attn_exp.core.record.record import Record
+from attn_exp.core.record.request import Request
 from attn_exp.results.store import done_record
-from attn_exp.sweep.dry_run import planned, print_plan
-from attn_exp.sweep.launchers import Launcher, make_launcher
+from attn_exp.run.session import Session
+from attn_exp.sweep.launcher import Launcher
 from attn_exp.sweep.parallel import launch
-from attn_exp.sweep.plan import gpu_of
 from attn_exp.sweep.product import Composer, check_choices, check_shared, combinations, varied_keys
 from attn_exp.sweep.rival import check_rival
-from attn_exp.sweep.task_function import SessionTask
+from attn_exp.sweep.task_function import SessionTask, print_plan
 
+_LAUNCHERS = ("local_gpus", "slurm", "ray")
 Requests = dict[tuple[str, ...], Request | UserError]
 
 
@@ -44,44 +48,37 @@ def run_sweep(context: HydraContext, task: TaskFunction, config: DictConfig, arg
     """
     if not isinstance(task, SessionTask):
         raise UserError("hydra/sweeper=attn_exp runs the jobs of attn-exp and no others: choose hydra/sweeper=basic")
+    if config.hydra.callbacks or config.hydra.job.env_set:
+        raise UserError("hydra.callbacks and hydra.job.env_set need hydra/sweeper=basic")
     loader = context.config_loader
     assert isinstance(loader, ConfigLoaderImpl)
     parser = OverridesParser.create(config_loader=loader)
     jobs = combinations(parser.parse_overrides(list(arguments)))
     if not jobs:
         raise UserError("there is no job in this sweep: one of its choices has no value")
-    check_shared(jobs)
+    written = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(written, dict)
+    check_shared(jobs, written)
     setup_globals()
     composer = Composer(loader, config, task.session.request, jobs)
-    ProductSweep(context, task, config, composer, jobs).run()
+    _ProductSweep(task.session, config, composer, jobs).run()
 
 
-class ProductSweep:
+class _ProductSweep:
     """One sweep over `jobs`, which are the overrides of each job in the order in which they run."""
 
     def __init__(
-        self,
-        context: HydraContext,
-        task: SessionTask,
-        config: DictConfig,
-        composer: Composer,
-        jobs: Sequence[tuple[str, ...]],
+        self, session: Session, config: DictConfig, composer: Composer, jobs: Sequence[tuple[str, ...]]
     ) -> None:
-        self._context = context
-        self._task = task
-        self._session = task.session
+        self._session = session
         self._config = config
         self._composer = composer
-        self._jobs = jobs
+        self._jobs = composer.distinct(jobs)
 
     def run(self) -> None:
         """Check the choices, then run the jobs that are possible and not done, or list them if it is a dry run."""
         check_rival(self._composer.case(self._jobs[0]), searches=False)
         launcher = self._launcher(self._composer.case(self._jobs[0]))
-        if is_dry_run(self._config):
-            check_choices(self._composer.request, self._jobs, self._checking)
-            self._list()
-            return
         # Requests that the check makes are kept until the sweep uses them, and no longer: a sweep may have ten thousand
         # jobs.
         checked: Requests = {}
@@ -89,8 +86,13 @@ class ProductSweep:
         check_choices(
             lambda overrides: checked.get(overrides) or checked.setdefault(overrides, request(overrides)),
             self._jobs,
-            self._checking,
+            lambda share: self._session.progress.line.show("checking the choices", done=share, total=1.0),
         )
+        for line in self._composer.lacking(self._jobs):
+            self._session.progress.note(line)
+        if is_dry_run(self._config):
+            self._list(checked)
+            return
         self._session.progress.total = len(self._jobs)
         self._session.progress.options = varied_keys(self._jobs, "backend.")
         if launcher is not None:
@@ -98,12 +100,9 @@ class ProductSweep:
             return
         # The next job is composed while the worker measures this one.
         self._session.ahead = 1
-        for index, overrides, job in self._possible(checked):
-            self._run(index, overrides, job)
+        for overrides, job in self._possible(checked):
+            self._session.submit(job, lambda overrides=overrides: self._composer.case(overrides))  # type: ignore[misc]
         self._session.drain()
-
-    def _checking(self, share: float) -> None:
-        self._session.progress.doing("checking the choices", share)
 
     def _launcher(self, first: DictConfig) -> Launcher | None:
         """Return the launcher, or None if jobs run in this process. `device` then means the launcher's GPUs."""
@@ -111,12 +110,8 @@ class ProductSweep:
         assert isinstance(node, dict)
         options = {str(key): value for key, value in node.items()}
         name = OmegaConf.select(first, "isolation.name")
-        launcher = make_launcher(options, str(OmegaConf.select(first, "device")), str(name), self._session.gpus)
+        launcher = _make_launcher(options, str(OmegaConf.select(first, "device")), str(name), self._session.gpus)
         if launcher is not None:
-            if self._config.hydra.callbacks or self._config.hydra.job.env_set:
-                raise UserError(
-                    "hydra.callbacks and hydra.job.env_set are for jobs of this process: leave launcher out"
-                )
             self._session.gpus = launcher.gpus
         return launcher
 
@@ -128,34 +123,16 @@ class ProductSweep:
 
         def settle(done: Record) -> None:
             if gpus:
-                settled.setdefault(done.request.case, gpu_of(done, gpus))
+                gpu = done.request.gpu_uuid
+                settled.setdefault(done.request.case, gpu if gpu in gpus else None)
 
-        requests = [request for *_, request in self._possible(checked, settle)]
+        requests = [request for _, request in self._possible(checked, settle)]
         if requests:
-            self._session.start_drawing(requests[0].device)
             launch(self._session, launcher, isolation_options(resolved_config(first)), requests, settled)
-
-    def _run(self, index: int, overrides: tuple[str, ...], request: Request) -> None:
-        if not self._config.hydra.callbacks and not self._config.hydra.job.env_set:
-            # `run_job` copies the whole configuration four times, for settings that are not used here.
-            self._session.submit(request, lambda: self._composer.case(overrides))
-            return
-        config = self._composer.compose(overrides)
-        with open_dict(config):
-            config.hydra.job.id = config.hydra.job.num = index
-        done = run_job(
-            hydra_context=self._context,
-            task_function=self._task,
-            config=config,
-            job_dir_key="hydra.run.dir",
-            job_subdir_key=None,
-            configure_logging=False,
-        )
-        _ = done.return_value
 
     def _possible(
         self, checked: Requests, settle: Callable[[Record], None] = lambda done: None
-    ) -> Iterator[tuple[int, tuple[str, ...], Request]]:
+    ) -> Iterator[tuple[tuple[str, ...], Request]]:
         """Yield the jobs to run, and count those that are impossible or done.
 
         Args:
@@ -164,7 +141,7 @@ class ProductSweep:
         """
         current = self._session
         seen: set[str] = set()
-        for index, overrides in enumerate(self._jobs):
+        for overrides in self._jobs:
             request = checked.pop(overrides, None) or self._composer.request(overrides)
             if isinstance(request, UserError):
                 current.impossible.append(f"{' '.join(overrides)}: {request}")
@@ -181,8 +158,46 @@ class ProductSweep:
                 current.keep(done, request)
                 settle(done)
                 continue
-            yield index, overrides, request
+            yield overrides, request
 
-    def _list(self) -> None:
-        plans = [planned(self._session, self._composer.case(overrides)) for overrides in self._jobs]
-        print_plan(self._session, plans, of_sweep=True)
+    def _list(self, checked: Requests) -> None:
+        # That of the first job, as in a sweep that runs.
+        folder = Path(os.path.realpath(str(self._composer.case(self._jobs[0]).folder)))
+        requests = [checked.get(overrides) or self._composer.request(overrides) for overrides in self._jobs]
+        print_plan(self._session, requests, folder, of_sweep=True)
+
+
+def _make_launcher(node: Mapping[str, Any], device: str, isolation: str, gpus: list[GpuInfo]) -> Launcher | None:
+    """Return the launcher that is chosen, or None for Hydra's basic launcher, which is this process.
+
+    Args:
+        node: `hydra.launcher`, resolved.
+        device: `device` as typed.
+        isolation: `isolation.name`.
+        gpus: the GPUs of this host.
+
+    Raises:
+        UserError: there is no such launcher, its engine is not installed, or it cannot run these jobs.
+    """
+    name = node.get("name")
+    if name is None and str(node.get("_target_")).endswith(".BasicLauncher"):
+        return None
+    if name not in _LAUNCHERS:
+        typed = name or node.get("_target_")
+        near = nearest(str(typed), _LAUNCHERS)
+        raise UserError(
+            f"launcher {typed} is none of {', '.join(_LAUNCHERS)}: {near}choose one, or leave hydra/launcher out"
+        )
+    if isolation == "none":
+        raise UserError(f"isolation=none measures in this process: leave hydra/launcher={name} or isolation=none out")
+    if name == "local_gpus":
+        from attn_exp.sweep.task import LocalGpus
+
+        return LocalGpus(device, gpus)
+    if name == "slurm":
+        from attn_exp.sweep.slurm import Slurm
+
+        return Slurm(dict(node), device)
+    from attn_exp.sweep.ray import Ray
+
+    return Ray(dict(node), device)

@@ -1,7 +1,11 @@
 """The task function, which Hydra calls with each configuration. It holds the session that runs the jobs."""
 
 import math
+import os
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -9,8 +13,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from attn_exp.config.compose import is_dry_run
 from attn_exp.core.errors import UserError
+from attn_exp.core.record.request import Request
+from attn_exp.results.store import done_record
 from attn_exp.run.session import Session
-from attn_exp.sweep.dry_run import planned, print_plan
 from attn_exp.sweep.rival import Duels, check_rival
 
 
@@ -32,11 +37,11 @@ class SessionTask:
         try:
             _check_launcher()
             if check_rival(config, searches=_is_multirun()):
-                self.session.progress.end()
+                self.session.progress.line.close()
                 return self.duels.ratio(config, quiet=self.session.in_python)
             request = self.session.request(config)
             if is_dry_run(config):
-                print_plan(self.session, [planned(self.session, config)])
+                print_plan(self.session, [request], Path(os.path.realpath(str(config.folder))))
                 return math.inf
             return self.session.submit(request, lambda: config)
         except UserError as error:
@@ -55,3 +60,23 @@ def _check_launcher() -> None:
 
 def _is_multirun() -> bool:
     return HydraConfig.get().mode == RunMode.MULTIRUN
+
+
+def print_plan(
+    session: Session, requests: Sequence[Request | UserError], folder: Path, *, of_sweep: bool = False
+) -> None:
+    """Print for each job of a sweep's folder whether it would run, is done, or is impossible."""
+    session.progress.line.close()
+    counts = Counter[str]()
+    for request in requests:
+        if isinstance(request, UserError):
+            what, text = "impossible", str(request)
+        else:
+            done = done_record(request, folder / request.job)
+            what = f"done ({done.status})" if done else "would run"
+            text = f"{request.label}  on {request.device} by timer {request.measuring.timer}, folder {request.job}"
+        counts[what.partition(" (")[0]] += 1
+        print(f"{what:<18} {text}")
+    if of_sweep:
+        counted = f"{counts['would run']} would run, {counts['done']} are done, {counts['impossible']} are impossible"
+        print(f"{len(requests)} job{'s' * (len(requests) != 1)}: {counted}")

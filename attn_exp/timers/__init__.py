@@ -14,17 +14,12 @@ from attn_exp.timers.loop import Timer
 
 
 def make_timer(name: str, gpu: Gpu | None, l2: str = "cold", chosen: Mapping[str, Any] | None = None) -> Timer:
-    """Return a new timer by its name in the records.
+    """Return a new timer by its name in the records, on a CPU if there is no GPU.
 
-    Args:
-        name: `device`, `event`, `cpu` and so on.
-        gpu: the GPU's clock and queue, None on a CPU.
-        l2: what the GPU's caches hold before each call: `cold` or `written`.
-        chosen: the configuration's `timer` node, which describes a timer that does not come with the package.
+    `chosen` is the configuration's `timer` node, which describes a timer that does not come with the package.
 
     Raises:
         ValueError: there is no such timer, or it does not measure on this kind of device.
-        Unavailable: the timer's class cannot be imported.
     """
     choice = timer_of(name, chosen or {})
     if ("cpu" if gpu is None else "cuda") not in choice.devices:

@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Callable
 from time import perf_counter_ns
-from typing import Any, Protocol
 
 import torch
 
@@ -14,56 +13,18 @@ SLEEP_CYCLES_PER_US = 1980
 # thread, and autograd launches backward kernels from its own.
 MARK = "spin_kernel"
 _EVENTS = 512
-# Bound before a backend is loaded: what replaces them later, and puts them back in time, does not reach the timers.
+# Bound before a backend is loaded: one that replaces them by accident does not reach the timers.
 _record: Callable[..., None] = torch.cuda.Event.record
 _query: Callable[..., bool] = torch.cuda.Event.query
+_wait: Callable[..., None] = torch.cuda.Event.synchronize
 _elapsed_time: Callable[..., float] = torch.cuda.Event.elapsed_time
 _sleep: Callable[[int], None] = torch.cuda._sleep
 _synchronize: Callable[[], None] = torch.cuda.synchronize
 _FLUSH_ROW = 4096
 
 
-class Gpu(Protocol):
-    """What a timer needs of a GPU: an in-order queue, events in it, and a kernel of known length."""
-
-    def now_us(self) -> float:
-        """Return the host time in microseconds."""
-        ...
-
-    def event(self) -> Any:
-        """Enqueue an event and return it."""
-        ...
-
-    def passed(self, event: Any) -> bool:
-        """Whether the queue has passed an event."""
-        ...
-
-    def elapsed_us(self, first: Any, second: Any) -> float:
-        """Return the GPU time between two passed events in microseconds."""
-        ...
-
-    def sleep_us(self, duration_us: float) -> None:
-        """Enqueue a kernel that does nothing for about this long."""
-        ...
-
-    def mark(self) -> None:
-        """Enqueue the shortest possible kernel of the name `MARK`, which is found again in a trace."""
-        ...
-
-    def flush(self, l2: str) -> None:
-        """Enqueue a read of twice the L2 cache's size, or a write of it if `l2` is `written`.
-
-        A read leaves clean cache lines, a write leaves dirty ones, which later calls have to write back.
-        """
-        ...
-
-    def synchronize(self) -> None:
-        """Wait until the queue is empty; errors of earlier work are raised here."""
-        ...
-
-
-class Cuda:
-    """The current CUDA device and stream."""
+class Gpu:
+    """The current CUDA device and stream: an in-order queue, events in it, and a kernel of known length."""
 
     def __init__(self) -> None:
         l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
@@ -71,8 +32,8 @@ class Cuda:
         # the next call is timed. Sums of rows, since a sum of all elements would take two kernels.
         self._flush_buffer = torch.randn(2 * l2_bytes // 4 // _FLUSH_ROW, _FLUSH_ROW, device="cuda")
         self._flush_sums = torch.empty(len(self._flush_buffer), device="cuda")
-        # Reused, since creating an event costs as much host time as recording it. A block reads its events before the
-        # next block records them again.
+        # Reused, since creating an event costs as much host time as recording it. At most three blocks, of up to 101
+        # events each, are in the queue at once.
         events = [torch.cuda.Event(enable_timing=True) for _ in range(_EVENTS)]
         for event in events:
             event.record()  # CUDA creates an event when it is first recorded, which takes longer
@@ -83,34 +44,41 @@ class Cuda:
         return perf_counter_ns() / 1e3
 
     def event(self) -> torch.cuda.Event:
-        """Record and return a timing event; it is reused after some hundred others."""
+        """Enqueue a timing event and return it; it is reused after some hundred others."""
         event = next(self._events)
         _record(event)
         return event
 
     def passed(self, event: torch.cuda.Event) -> bool:
-        """Query the event with `cudaEventQuery`."""
+        """Whether the queue has passed an event."""
         return _query(event)
 
+    def wait(self, event: torch.cuda.Event) -> None:
+        """Wait until the queue has passed an event, no longer; errors of earlier work are raised here."""
+        _wait(event)
+
     def elapsed_us(self, first: torch.cuda.Event, second: torch.cuda.Event) -> float:
-        """Return `cudaEventElapsedTime` in microseconds."""
+        """Return the GPU time between two passed events in microseconds."""
         return _elapsed_time(first, second) * 1e3
 
     def sleep_us(self, duration_us: float) -> None:
-        """Enqueue PyTorch's spinning kernel, which cannot deadlock."""
+        """Enqueue PyTorch's spinning kernel, which does nothing for about this long and cannot deadlock."""
         _sleep(int(duration_us * SLEEP_CYCLES_PER_US))
 
     def mark(self) -> None:
-        """Enqueue PyTorch's spinning kernel for one cycle."""
+        """Enqueue the shortest possible kernel of the name `MARK`, which is found again in a trace."""
         _sleep(1)
 
     def flush(self, l2: str) -> None:
-        """Read the flush buffer, or overwrite it if `l2` is `written`."""
+        """Enqueue a read of twice the L2 cache's size, or a write of it if `l2` is `written`.
+
+        A read leaves clean cache lines, a write leaves dirty ones, which later calls have to write back.
+        """
         if l2 == "written":
             self._flush_buffer.zero_()
         else:
             torch.sum(self._flush_buffer, 1, out=self._flush_sums)
 
     def synchronize(self) -> None:
-        """Wait for the whole device."""
+        """Wait until the device is idle; errors of earlier work are raised here."""
         _synchronize()

@@ -3,14 +3,15 @@
 It measures what a serving engine or a compiled training step has: the same kernels without their launches by the host.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from attn_exp.core.errors import first_line
+from attn_exp.timers.call import Call
 from attn_exp.timers.device import DeviceTimer
 from attn_exp.timers.loop import Block, Cost
-from attn_exp.timers.timed_call import Call, TimedCall, as_timed
 
 _WARM_UP_CALLS = 3
 
@@ -33,26 +34,24 @@ class GraphTimer(DeviceTimer):
         self._replay = capture(call)
         return super().estimate(self._replay)
 
+    def enqueue(self, call: Call, calls: int) -> tuple[Any, Callable[[], Block]]:
+        """Enqueue replays of the call that `estimate` captured."""
+        return super().enqueue(self._replay, calls)
+
     def block(self, call: Call, calls: int) -> Block:
         """Time replays of the call that `estimate` captured."""
         return super().block(self._replay, calls)
 
 
-def capture(call: Call) -> TimedCall:
-    """Return a call that replays `call` from a CUDA graph. Its result is the one that the replay overwrites.
-
-    Raises:
-        CaptureFailed: the call synchronises, allocates outside of PyTorch, or does something else that cannot be
-            captured.
-    """
-    timed = as_timed(call)
+def capture(call: Call) -> Call:
+    """Return a call that replays `call` from a CUDA graph, whose replays overwrite one result."""
     try:
         for _ in range(_WARM_UP_CALLS):
-            timed()
+            call()
         graph = torch.cuda.CUDAGraph()
         # On the current stream: a backward runs on its forward's stream, and must be captured there.
         with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-            result = timed()
+            result = call()
     except RuntimeError as error:
         torch.cuda.synchronize()
         raise CaptureFailed(first_line(error)) from error
@@ -61,4 +60,4 @@ def capture(call: Call) -> TimedCall:
         graph.replay()
         return result
 
-    return TimedCall(replay, timed.before, timed.after)
+    return replay

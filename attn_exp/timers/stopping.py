@@ -4,11 +4,11 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from attn_exp.core.flags import STABLE
-from attn_exp.core.interval import log_half_width
+from attn_exp.core.record.flags import STABLE
+from attn_exp.core.stats.interval import log_half_width
 
-LONG_CALL_US = 50_000.0
-LONG_CALL_ROUNDS = 5
+# The least rounds take no longer than this, but they are five.
+LONG_US, LONG_CALL_ROUNDS = 100_000.0, 5
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class StoppingRule:
     A single call whose interval would be marked `unstable` by then goes on, until it is not or `patience_s` seconds
     have passed. Its rounds are then joined in pairs as often as there are too many.
 
-    For calls above 50 ms, 5 rounds are enough. Nothing stops before `least_s` seconds; rounds are joined then, too.
+    The least rounds of long calls are fewer: as many as take 0.1 s, but five. Nothing stops before `least_s` seconds.
 
     Raises:
         ValueError: `min_rounds` is above `max_rounds`: joining rounds would go on for ever.
@@ -41,18 +41,15 @@ class StoppingRule:
 
     def least_rounds(self, call_us: float) -> int:
         """Return the number of rounds before which no rule stops."""
-        return min(self.min_rounds, LONG_CALL_ROUNDS) if call_us > LONG_CALL_US else self.min_rounds
+        return min(self.min_rounds, max(LONG_CALL_ROUNDS, int(LONG_US / call_us)))
 
     def verdict(
         self, series: Sequence[Sequence[float]], call_us: float, elapsed_s: float, about: float | None = None
     ) -> str | None:
         """Return why to stop after these rounds, or None to continue.
 
-        Args:
-            series: what has to be precise, one value for each round: medians, or ratios of medians.
-            call_us: the longest call's time.
-            elapsed_s: seconds of sampling so far.
-            about: what the interval of a single call is about; by default the median of its values.
+        `series` has values that have to be precise, one for each round: medians, or ratios of medians. `about` is the
+        centre of a single call's interval, by default the median of its values.
         """
         rounds = len(series[0])
         if rounds < self.least_rounds(call_us) or elapsed_s < self.least_s:

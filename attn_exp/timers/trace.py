@@ -1,33 +1,35 @@
 """Traces: what the GPU did in each call, by CUPTI, through PyTorch's profiler."""
 
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any
 
 import torch
+from torch.autograd.profiler import profile
 
-from attn_exp.core.record import Kernel, Traced
+from attn_exp.core.record.record import Kernel, Traced
+from attn_exp.timers.call import Call
 from attn_exp.timers.gpu import MARK, Gpu
-from attn_exp.timers.kineto import silent_profile
-from attn_exp.timers.timed_call import Call, TimedCall, as_timed
 
 # Host activity that kineto reports as device activity (libkineto/src/CuptiActivity.cpp, syncTypeString).
 _NOT_KERNELS = ("Context Sync", "Event Sync", "Stream Sync", "Stream Wait Event", "Activity Buffer Request")
 _ATTEMPTS = 3
-# A session's first hold, before it is known how long the host takes; later ones are longer by this factor than that,
-# up to a limit, since a call that waits for the GPU also waits for the hold.
+# A session's first hold, before the host's time is known. Later ones are longer than that time by this factor, up to a
+# limit, since a call that waits for the GPU also waits for the hold.
 _FIRST_HOLD_US, _HOLD_FACTOR, _LONGEST_HOLD_US = 200.0, 1.5, 2000.0
-# The marks of a call: it is held, it begins, it ends, the whole device is idle.
-_MARKS = 4
+# The marks of a call: it is held, it begins, it ends, the whole device is idle. Calls in a row have two of these.
+_MARKS, _MARKS_IN_A_ROW = 4, 2
 
 
 @dataclass(frozen=True)
 class Activity:
     """One activity of the device: its name, start in nanoseconds, duration in microseconds, and stream.
 
-    Of an operator on a CPU, `stream` is its thread.
+    For an operator on a CPU, `stream` is its thread.
     """
 
     name: str
@@ -43,12 +45,12 @@ class Activity:
 
 @dataclass(frozen=True)
 class TracedCall:
-    """The activities of one call in time order, without what surrounds it.
+    """The activities of one call in time order, without those around it.
 
     Attributes:
         activities: the activities, of all streams.
-        left_behind_us: the time, as a union, in which its activities ran before the call's stream came to the call, or
-            after that stream had left it behind.
+        left_behind_us: the time, as a union, in which its activities ran before the call's stream reached the call, or
+            after it had left it.
         left_on: the numbers of the streams of those activities.
     """
 
@@ -87,8 +89,8 @@ class Trace:
     Attributes:
         calls: the calls; none if records are missing, so that nothing can be assigned to calls.
         launches: how many kernels a call launches on average, approximate if lossy.
-        loose: what was recorded of calls, if it cannot be assigned to them.
-        loose_calls: of how many calls.
+        loose: recorded activities that cannot be assigned to calls.
+        loose_calls: the number of their calls.
     """
 
     calls: tuple[TracedCall, ...]
@@ -112,13 +114,16 @@ class Trace:
         kernels = [Kernel(name=name, count=counts[name] / n, time_us=times[name] / n) for name in counts]
         return tuple(sorted(kernels, key=lambda kernel: -kernel.time_us))
 
-    def share(self, pattern: str) -> float:
+    def share(self, pattern: str, apart: str | None = None) -> float:
         """Return the share of the time that activities whose name matches took, of that of all; 0.0 without any.
+
+        Those whose name matches `apart` do not count.
 
         On each stream the time is a union: operators on a CPU contain other ones, and are counted once.
         """
-        matching = _busy_us(activity for activity in self._all() if re.search(pattern, activity.name))
-        return matching / _busy_us(self._all()) if matching else 0.0
+        counted = [one for one in self._all() if apart is None or not re.search(apart, one.name)]
+        matching = _busy_us(activity for activity in counted if re.search(pattern, activity.name))
+        return matching / _busy_us(counted) if matching else 0.0
 
     def record(self) -> Traced | None:
         """Return the means of one call for the record; None if the activities could not be assigned to calls."""
@@ -173,68 +178,86 @@ def activities(run: Callable[[], None]) -> list[Activity]:
     return sorted(activities, key=lambda activity: activity.start_ns)
 
 
-def trace(gpu: Gpu, l2: str, call: Call, calls: int) -> Trace:
-    """Trace `calls` calls, each with new inputs and after a flush.
+def trace(
+    gpu: Gpu,
+    l2: str,
+    call: Call,
+    calls: int,
+    *,
+    warm_up: int = 0,
+    waits: bool = True,
+    between: Callable[[int], None] = lambda index: None,
+) -> Trace:
+    """Trace `calls` calls, each after a flush; `between` is called with the index of each before it.
 
-    A session that is lossy, has no kernel, or different ones in each call is repeated, up to three times in all: one
-    lost record shows as any of these. What lossy ones recorded is kept without the kernels that also run without the
+    A session that is lossy, has no kernel, or different ones in each call is repeated, up to three times in all. One
+    lost record shows as any of these. Records of lossy sessions are kept without the kernels that also run without the
     call.
+
+    Records of `warm_up` calls before them are dropped. Without `waits` calls are not waited for: work that other
+    streams do after the call's stream has finished is not seen.
     """
     whole = None
     for _ in range(_ATTEMPTS):
-        recorded = activities(lambda: _marked_calls(gpu, l2, call, calls))
-        found = split_calls(recorded, calls)
+        recorded = activities(lambda: _marked_calls(gpu, l2, call, warm_up + calls, between, waits=waits))
+        found = split_calls(recorded, warm_up + calls, marks_of_call=_MARKS if waits else _MARKS_IN_A_ROW)
+        found = replace(found, calls=found.calls[warm_up:])
         whole = whole if found.lossy else found
         if found.launches and (record := found.record()) and not record.calls_differ:
             return found
     if whole is not None:
         return whole
-    around = {activity.name for activity in activities(lambda: _marked_calls(gpu, l2, _around(call), 1))}
+    around = {activity.name for activity in activities(lambda: _marked_calls(gpu, l2, _nothing, 1, between))}
     # If the profiler records nothing of what surely ran, its records are no evidence of anything.
     rest = tuple(activity for activity in recorded if activity.name not in around) if around else ()
     return Trace((), max(1.0, len(rest) / calls), rest, calls)
 
 
-def _around(call: Call) -> Call:
-    """Return the call without what it runs, but with its new inputs."""
-    return TimedCall(lambda: None, as_timed(call).before)
+def _nothing() -> None:
+    """Stand in for the call."""
 
 
-def _marked_calls(gpu: Gpu, l2: str, call: Call, calls: int) -> None:
-    """Run hold, flush, mark, call, mark, wait, mark, `calls` times.
+def _marked_calls(
+    gpu: Gpu, l2: str, call: Call, calls: int, between: Callable[[int], None], *, waits: bool = True
+) -> None:
+    """Run hold, flush, mark, call, mark, wait, mark, `calls` times; for calls in a row only flush, mark, call, mark.
 
     The hold keeps the stream busy until the call is enqueued. So the mark behind the call starts when the stream is
-    done with the call, and not when the host has come to it; by then, work on other streams might be done.
+    done with the call. If the host issued it later, work on other streams might be done by then.
     """
-    timed, hold_us = as_timed(call), _FIRST_HOLD_US
-    for _ in range(calls):
-        timed.before()
-        gpu.sleep_us(hold_us)
+    hold_us = _FIRST_HOLD_US
+    for index in range(calls):
+        between(index)
+        if waits:
+            gpu.sleep_us(hold_us)
         began = gpu.now_us()
         gpu.flush(l2)
         gpu.mark()
-        result = timed.run()
+        result = call()
         gpu.mark()
-        hold_us = min(_LONGEST_HOLD_US, _HOLD_FACTOR * (gpu.now_us() - began))
-        gpu.synchronize()
-        gpu.mark()
-        timed.after(result)
         del result
+        if waits:
+            hold_us = min(_LONGEST_HOLD_US, _HOLD_FACTOR * (gpu.now_us() - began))
+            gpu.synchronize()
+            gpu.mark()
 
 
-def split_calls(recorded: Sequence[Activity], calls: int) -> Trace:
-    """Split what was recorded into calls by their marks.
+def split_calls(recorded: Sequence[Activity], calls: int, *, marks_of_call: int = _MARKS) -> Trace:
+    """Split recorded activities into calls by their marks.
 
-    To a call belongs what starts between the mark before it and the one behind the wait for the device, on whichever
-    stream, and what other streams than the marks' did while the call was held: such a stream did not wait for the
-    call's inputs. If there are more or fewer marks than expected, records are missing, and nothing can be assigned.
+    A call has the activities that start between the mark before it and the one behind the wait for the device. It also
+    has those of other streams than the marks' while it was held: such a stream did not wait for the call's inputs.
+    Calls in a row end with their second mark. If there are more or fewer marks than expected, records are missing, and
+    nothing can be assigned.
     """
     marks = [activity for activity in recorded if MARK in activity.name]
     others = [activity for activity in recorded if MARK not in activity.name]
-    if len(marks) != _MARKS * calls:
+    if len(marks) != marks_of_call * calls:
         return Trace((), max(1.0, len(others) / calls - 1))
     found, done_ns = [], float("-inf")
-    for _, begin, end, done in (marks[i : i + _MARKS] for i in range(0, len(marks), _MARKS)):
+    for several in (marks[i : i + marks_of_call] for i in range(0, len(marks), marks_of_call)):
+        begin, end = several[-3:-1] if marks_of_call == _MARKS else several
+        done = several[-1]
         ahead = [one for one in others if done_ns < one.start_ns < begin.start_ns and one.stream != begin.stream]
         inside = [one for one in others if begin.start_ns <= one.start_ns < done.start_ns]
         behind = [one for one in (*ahead, *inside) if one.end_ns > end.start_ns]
@@ -244,3 +267,25 @@ def split_calls(recorded: Sequence[Activity], calls: int) -> Trace:
         found.append(TracedCall((*ahead, *inside), union_us(outside_ns), left_on))
         done_ns = done.start_ns
     return Trace(tuple(found), sum(len(one.activities) for one in found) / calls)
+
+
+# Kineto reads it when a process traces for the first time. At 5 torch 2.13 still writes two lines a trace (USDT).
+_LEVEL, _SILENT = "KINETO_LOG_LEVEL", "6"
+
+
+def silent_profile(**options: Any) -> profile:
+    """Return `torch.autograd.profiler.profile(**options)`, which writes nothing unless KINETO_LOG_LEVEL says so."""
+    os.environ.setdefault(_LEVEL, _SILENT)
+    return profile(**options)
+
+
+def operators(call: Call) -> Trace:
+    """Return all ATen operators of one call on the CPU, nested ones included, as a trace of one call."""
+    with silent_profile(use_cpu=True, use_kineto=True) as session:
+        call()
+    ran = [
+        Activity(event.name(), event.start_ns(), event.duration_ns() / 1e3, event.start_thread_id())
+        for event in session.kineto_results.events()
+        if event.name().startswith("aten::")
+    ]
+    return Trace((TracedCall(tuple(sorted(ran, key=lambda activity: activity.start_ns))),), float(len(ran)))

@@ -2,9 +2,10 @@
 
 import statistics
 
+from attn_exp.timers.call import Call
+from attn_exp.timers.event import flush_us
 from attn_exp.timers.gpu import Gpu
 from attn_exp.timers.loop import Block, Cost
-from attn_exp.timers.timed_call import Call, as_timed
 
 _ESTIMATE_CALLS = 3
 
@@ -20,27 +21,23 @@ class WallTimer:
         self.gpu, self.l2 = gpu, l2
 
     def estimate(self, call: Call) -> Cost:
-        """Estimate from 3 calls: their median, and the wall time around them."""
-        began = self.gpu.now_us()
-        median = statistics.median(self.block(call, _ESTIMATE_CALLS).times_us)
-        return Cost(median, max(0.0, (self.gpu.now_us() - began) / _ESTIMATE_CALLS - median))
+        """Estimate from 3 calls."""
+        return Cost(statistics.median(self.block(call, _ESTIMATE_CALLS).times_us), flush_us(self.gpu, self.l2))
 
     def block(self, call: Call, calls: int) -> Block:
         """Time each call from an idle GPU."""
-        timed, times = as_timed(call), []
+        times, last = [], None
         for _ in range(calls):
-            timed.before()
+            last = None
             self.gpu.flush(self.l2)
             self.gpu.synchronize()
             began = self.gpu.now_us()
-            result = timed.run()
+            last = call()
             if self.waits:
                 self.gpu.synchronize()
             times.append(self.gpu.now_us() - began)
-            timed.after(result)
-            del result
         self.gpu.synchronize()
-        return Block(times)
+        return Block(times, last=last)
 
 
 class DispatchTimer(WallTimer):

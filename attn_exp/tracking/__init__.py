@@ -19,9 +19,7 @@ def make_tracker(config: Mapping[str, Any]) -> Tracker:
     """
     name = str(config.get("name", "none"))
     if name == "none":
-        from attn_exp.tracking.none import NoTracker
-
-        return NoTracker()
+        return Tracker()
     if name == "mlflow":
         from attn_exp.tracking.mlflow import MlflowTracker
 

@@ -2,37 +2,23 @@
 
 import getpass
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from attn_exp.core.bitwise import told
-from attn_exp.core.case_fields import typed_fields
+from attn_exp.core.case.case import Case
+from attn_exp.core.case.fields import typed_fields
 from attn_exp.core.catalogue import colour_of, recorded_about
-from attn_exp.core.record import Record
-from attn_exp.core.request import Request
-from attn_exp.core.roofline import roof_metrics, roof_of
+from attn_exp.core.record.bitwise import told
+from attn_exp.core.record.record import Record
+from attn_exp.core.record.request import Request
+from attn_exp.core.record.roofline import roof_metrics, roof_of
 from attn_exp.core.source import short
 from attn_exp.core.text import flat
 from attn_exp.results.result import Result
-from attn_exp.tracking.job_page import doubt_mark, ended_at, flags_by_pass
-
-_OF_A_PAIR = ("effect", "low", "high", "p")
-
-
-def duel_metrics(records: Sequence[Record], verdicts: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, float]:
-    """Return the metrics of a duel: those of its records, and of the verdicts in `duel.json`, by pass."""
-    metrics_by_name: dict[str, float] = {}
-    for record in records:
-        metrics_by_name |= {f"{record.request.label[0]}/{name}": value for name, value in record.metrics.items()}
-    for direction, pairs in verdicts.items():
-        for pair in pairs:
-            who = f"{direction}/{pair['a'][0]}_{pair['b'][0]}"
-            metrics_by_name |= {f"{who}/{name}": float(pair[name]) for name in _OF_A_PAIR}
-    return metrics_by_name
-
 
 EndStatus = Literal["FINISHED", "KILLED", "FAILED"]
 
@@ -45,7 +31,7 @@ RUN_COLOUR = "mlflow.runColor"
 
 @dataclass(frozen=True)
 class SweepInfo:
-    """What a tracker needs to know of a sweep: its name, its folder, and the command that started it.
+    """The facts about a sweep that a tracker needs: its name, its folder, and the command that started it.
 
     `began` is its start in seconds since 1970; None means now.
     """
@@ -74,19 +60,18 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What a sweep or a duel says as a whole, for its own run.
+    """The summary of a sweep or a duel, for its own run.
 
     Attributes:
-        answer: Markdown: what the sweep was run for. Links to its files stand behind it.
-        description: Markdown: the rest.
-        params: what all of its jobs share.
+        answer: the answer that the sweep was run for, in Markdown. Links to its files stand behind it.
+        description: the rest of the summary, in Markdown.
+        params: the parameters that all of its jobs share.
         tags: short texts, without the prefix `attn_exp.`.
-        metrics: its own numbers.
-        of_jobs: what a job is among the others, metrics by job.
-        standing: the same in words, by job and pass.
-        undecided: why a job has no rank, by job and pass.
+        metrics: the sweep's own numbers.
+        of_jobs: the place of each job among the others, as metrics by job.
+        standing: the place of each job in words, by job and pass.
         results: the jobs, whose pages have descriptions.
-        moment: when its last job ended, in seconds since 1970; None if it has none.
+        moment: the end of its last job, in seconds since 1970; None if it has none.
     """
 
     answer: str = ""
@@ -96,13 +81,15 @@ class Summary:
     metrics: Mapping[str, float] = field(default_factory=dict)
     of_jobs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     standing: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    undecided: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     results: Sequence[Result] = ()
     moment: float | None = None
 
 
-class Tracker(Protocol):
-    """Stores the records of one sweep without delaying its measurements."""
+class Tracker:
+    """Stores the records of one sweep without delaying its measurements; this one, `tracker=none`, stores nothing."""
+
+    # Whether none of the records could be stored.
+    lost_all = False
 
     def open(self, sweep: SweepInfo) -> str | None:
         """Check the location, then open the store in the background; return a sentence if it does not answer.
@@ -110,18 +97,28 @@ class Tracker(Protocol):
         Raises:
             UserError: the location is invalid, cannot be written, or refuses this user.
         """
+        return None
+
+    def where(self) -> str | None:
+        """Return where the sweep is logged, as its first line; None if nowhere, or where it always is."""
+        return None
 
     def log(self, record: Record, folder: Path) -> None:
         """Queue a finished job with the files in its folder, and return at once."""
 
+    def quiet(self) -> None:
+        """Wait until nothing that is queued takes processor time of this host, so that a CPU can be measured."""
+
     def settle(self) -> None:
-        """Wait until everything queued is stored, so that nothing runs during the next measurement."""
+        """Wait until everything queued is stored."""
 
     def note(self) -> str | None:
         """Return what is to be known of what was stored, as a sentence for the end of a sweep; None if nothing is."""
+        return None
 
     def look(self) -> str | None:
         """Return how to view the runs, as the end of the sentence "look at them ..."; None if there are none."""
+        return None
 
     def close(
         self,
@@ -131,29 +128,30 @@ class Tracker(Protocol):
         summary: Summary | None = None,
         curves: Sequence[Curve] = (),
         of_jobs: Mapping[str, Sequence[Path]] = MappingProxyType({}),
-        timeout_s: float | None = None,
+        timeout_s: float = math.inf,
+        told: Callable[[str], None] = lambda text: None,
     ) -> str | None:
         """Store what is left and end the sweep; return a sentence if something could not be stored. Never raise.
 
-        `artifacts` are files of the whole sweep, `of_jobs` those of single jobs by folder name, `summary` is what the
-        sweep says as a whole, and `curves` are metrics over sequence length. What is not stored after `timeout_s` is
-        given up; it remains in its folder.
+        `artifacts` are files of the whole sweep, `of_jobs` those of single jobs by folder name. `summary` is about the
+        whole sweep, and `curves` are metrics over sequence length. Items not stored after `timeout_s` are given up;
+        they remain in their folders. `told` is called with how much is left.
         """
+        return None
 
 
 def run_name(record: Record) -> str:
-    """Return the name of a record's run: backend, mark of doubt, and case, with what sweeps vary most first.
+    """Return the name of a record's run: backend and case, with what sweeps vary most first.
 
-    MLflow cuts names in legends and columns after some twenty letters. Its charts show nothing of a run but its name
-    and colour, so the mark is in the name: the backward of `eager bwd? s512 ...` is in doubt.
+    MLflow cuts names in legends and columns after some twenty letters.
     """
-    return " ".join(filter(None, [record.label, doubt_mark(record), record.request.case.brief()]))
+    return f"{record.label} {record.request.case.brief()}"
 
 
 def params(job: Request | Result) -> dict[str, str]:
     """Return the resolved configuration of a job, under flat names that are easy to sort and filter.
 
-    What a job does not have (no window, no second timer) has no parameter.
+    A feature that the job lacks (no window, no second timer) has no parameter.
     """
     measuring = job.measuring
     values = typed_fields(job.case, square=job.case.square)
@@ -165,7 +163,7 @@ def params(job: Request | Result) -> dict[str, str]:
     values |= flat(job.compile.options, "compile.") | flat(job.source, "source.")
     for name in ("precision", "min_rounds", "max_rounds", "budget_s", "patience_s", "settle_s"):
         values[f"stopping.{name}"] = getattr(measuring, name)
-    values["determinism"] = measuring.determinism or None
+    values |= {"determinism": measuring.determinism or None, "accumulate": measuring.accumulate or None}
     values |= {"regime": measuring.regime, "l2": measuring.l2, "inputs": measuring.inputs}
     return {key: str(value) for key, value in values.items() if value not in (None, "")}
 
@@ -177,10 +175,17 @@ def shown(value: float) -> float:
 
 def metrics(record: Record) -> dict[str, float]:
     """Return the metrics of a record, its profiles and its roofline with four digits, without infinite ones and NaN."""
-    values = record.metrics | roof_metrics(record)
+    values = record.metrics | roof_metrics(record) | case_metrics(record.request.case)
     for profiler, profile in record.profiles.items():
         values |= {f"{profiler}/{name}": value for name, value in profile.metrics.items()}
     return {name: shown(value) for name, value in values.items() if math.isfinite(value)}
+
+
+def case_metrics(case: Case) -> dict[str, float]:
+    """Return the sizes of a case as metrics: MLflow sorts, filters and plots parameters as text."""
+    sizes = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "value_dim")
+    values = {f"case/{name}": float(getattr(case, name)) for name in sizes}
+    return values | ({"case/seq_len": float(case.q_len)} if case.square else {})
 
 
 def tags(record: Record) -> dict[str, str]:
@@ -193,7 +198,7 @@ def tags(record: Record) -> dict[str, str]:
         "finished_at": ended_at(record),
         "status": record.status,
         "reason": record.reason,
-        "flags": flags_by_pass(record),
+        "flags": _flags_by_pass(record),
         "gpu": record.device_name,
         # Most often it is the parameter `backend`.
         "label": record.label if record.label != request.backend.get("name") else None,
@@ -214,7 +219,23 @@ def tags(record: Record) -> dict[str, str]:
     for profiler, profile in record.profiles.items():
         values[f"profiler_{profiler}"] = ": ".join(filter(None, (profile.status, profile.reason)))
     own = {f"attn_exp.{name}": str(value) for name, value in values.items() if value not in (None, "")}
-    return own | {RUN_COLOUR: _colour(request)}
+    commit = str(environment.get("git_commit") or "").removesuffix("-dirty")
+    return own | {RUN_COLOUR: _colour(request)} | ({"mlflow.source.git.commit": commit} if commit else {})
+
+
+def ended_at(record: Record) -> str:
+    """Return when a record was finished, to the microsecond: `2026-03-01 12:00:01.250000 UTC`."""
+    return datetime.fromtimestamp(record.finished_at, UTC).strftime("%Y-%m-%d %H:%M:%S.%f UTC")
+
+
+def _flags_by_pass(record: Record) -> str:
+    """Return the flags of a record, those of one pass with its name: `busy_host, unstable (backward)`."""
+    of_passes = {name: measured.flags for name, measured in record.passes.items()}
+    said = []
+    for flag in record.flags:
+        passes = [name for name, flags in of_passes.items() if flag in flags]
+        said.append(flag if len(passes) in (0, len(of_passes)) else f"{flag} ({', '.join(passes)})")
+    return ", ".join(said)
 
 
 def _colour(request: Request) -> str:

@@ -1,22 +1,25 @@
-"""MLflow's client as the tracker uses it: silent, names and values made valid, each run stored wholly or not at all."""
+"""MLflow's client as the tracker uses it: silent, names and values made valid, a run stored wholly or not at all."""
 
 import contextlib
 import logging
 import os
+import posixpath
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from attn_exp.core.errors import UserError
 from attn_exp.tracking.base import user_name
-from attn_exp.tracking.database import uri_of_artifacts, uri_of_mlflow
-from attn_exp.tracking.location import is_server
+from attn_exp.tracking.trouble import ArtifactError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
+    from mlflow.entities import Experiment, Metric, Run
 
+Value = TypeVar("Value")
 # MLflow reads these when it is imported: print nothing, send nothing, notice a lost server within seconds, and try once
 # more, not when a server says (Retry-After may be an hour).
 ENVIRONMENT = {
@@ -31,10 +34,10 @@ ENVIRONMENT = {
     # PostgreSQL's own library reads these.
     "PGCONNECT_TIMEOUT": "10",
 }
-# How often MLflow tries to open a database. Its default of ten tries takes 100 s.
-_DATABASE_TRIES = 2
 # MLflow refuses larger batches and cuts longer values.
-PARAMS_BATCH, METRICS_BATCH, PARAM_LENGTH, TAG_LENGTH = 100, 900, 6000, 8000
+_PARAMS_BATCH, _METRICS_BATCH, _PARAM_LENGTH, TAG_LENGTH, _NAME_LENGTH = 100, 900, 6000, 8000, 240
+# The tag with the name under which an experiment was created.
+_CREATED_AS = "attn_exp.experiment"
 # Small pages, because a thousand runs at once take 100 MB in the database layer.
 _PAGE = 100
 
@@ -47,59 +50,56 @@ def silence() -> None:
     logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
 
 
-def client_of(uri: str) -> "MlflowClient":
-    """Return the client of a store, which notices within a second that a database cannot be opened.
+def find_experiment(client: "MlflowClient", name: str) -> "Experiment | None":
+    """Return the experiment that was created under this name, which somebody may have changed since.
 
-    A server's answers are read up to a limit.
+    Raises:
+        UserError: the experiment is deleted.
     """
-    from mlflow import MlflowClient
-
-    if is_server(uri):
-        from attn_exp.tracking.answers import limit_answers
-
-        limit_answers()
-    else:
-        from mlflow.store.db import utils
-
-        # A constant in mlflow 3.13 to 3.17.
-        utils.MAX_RETRY_COUNT = _DATABASE_TRIES
-    return MlflowClient(tracking_uri=uri_of_mlflow(uri))
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        found = next(iter(client.search_experiments(filter_string=f"tags.`{_CREATED_AS}` = {quoted(name)}")), None)
+    if found is not None and found.lifecycle_stage == "deleted":
+        raise UserError(f"MLflow's experiment {name} is deleted: restore it, or choose another: mlflow_experiment=NAME")
+    return found
 
 
-def open_experiment(client: "MlflowClient", name: str, artifacts: str | None) -> str:
-    """Return the id of the experiment of this name, creating it if there is none."""
+def open_experiment(client: "MlflowClient", name: str, artifacts: str | None) -> "Experiment":
+    """Return the experiment of this name, creating it if there is none. Raises UserError if it is deleted."""
     from mlflow.exceptions import MlflowException
 
-    experiment = client.get_experiment_by_name(name)
-    if experiment is None:
+    found = find_experiment(client, name)
+    if found is None:
         try:
-            return client.create_experiment(name, artifact_location=artifacts and uri_of_artifacts(artifacts))
+            return client.get_experiment(client.create_experiment(name, artifacts, tags={_CREATED_AS: name}))
         except MlflowException:
             # Another process may have created it meanwhile.
-            experiment = client.get_experiment_by_name(name)
-            if experiment is None:
+            found = client.get_experiment_by_name(name)
+            if found is None:
                 raise
-    if experiment.lifecycle_stage == "deleted":
-        raise RuntimeError(f"experiment {name} is deleted there: restore it, or choose another")
-    return str(experiment.experiment_id)
+    return found
 
 
-def moved_artifacts(client: "MlflowClient", experiment: str) -> str | None:
+def moved_artifacts(found: "Experiment") -> str | None:
     """Return a sentence if the files of an experiment belong into a folder that is not there; else None.
 
-    MLflow keeps the absolute path that was right when the experiment was made.
+    MLflow keeps the absolute path that was right when the experiment was created.
     """
-    found = client.get_experiment(experiment)
-    parts = urlsplit(str(found.artifact_location or ""))
-    if parts.scheme not in ("", "file") or not parts.path:
-        return None
-    place = Path(unquote(parts.path) if parts.scheme else str(found.artifact_location))
-    if place.is_dir():
+    place = local_path(str(found.artifact_location or ""))
+    if place is None or place.is_dir():
         return None
     return (
         f"MLflow's experiment {found.name} has its files in {place}, which is not there: if its folder was moved, "
         "links to files of earlier runs are broken, and new files are written to that path"
     )
+
+
+def local_path(place: str) -> Path | None:
+    """Return the folder of this machine that an artifact location names; None if it is elsewhere."""
+    parts = urlsplit(place)
+    if parts.scheme not in ("", "file") or not parts.path:
+        return None
+    return Path(unquote(parts.path) if parts.scheme else place)
 
 
 def search(
@@ -118,25 +118,51 @@ def search(
             return runs
 
 
-def whole_run(
-    client: "MlflowClient",
-    experiment: str,
-    name: str,
-    tags: Mapping[str, str],
-    moments: tuple[float, float],
-    status: str,
-    fill: Callable[["Run"], None],
-) -> str:
-    """Create a run, let `fill` store its content, and end it; delete it if any of that fails.
+@dataclass(frozen=True, kw_only=True)
+class NewRun:
+    """A run to store, of which names and values are made valid when it is stored.
 
-    `moments` are its start and end in seconds since 1970.
+    Attributes:
+        parent: the run above it.
+        moments: the start and end of the run in seconds since 1970; 0 means now.
+        metrics: the values of its metrics.
+        status: `FINISHED` or `FAILED`.
+        files: its files, each with the folder of its artifacts in which it is stored; None is the topmost.
+        dataset: the name, the digest and the origin of what it computed on, which MLflow lists as its dataset.
     """
-    began_ms, ended_ms = (int(moment * 1000) or None for moment in moments)
-    made = client.create_run(experiment, began_ms, fitting(tags) | source(), name)
-    run = str(made.info.run_id)
+
+    name: str
+    parent: str
+    moments: tuple[float, float]
+    tags: Mapping[str, str]
+    params: Mapping[str, str]
+    metrics: "Sequence[Metric]"
+    status: str = "FINISHED"
+    files: Mapping[Path, str | None] = field(default_factory=dict)
+    dataset: tuple[str, str, str] | None = None
+
+
+def store_run(client: "MlflowClient", experiment: str, new: NewRun, answered: Callable[[], None] = lambda: None) -> str:
+    """Store a run in an experiment, and return its id; after an exception there is none.
+
+    `answered` is called after each request: a distant server is slow for a run, and not for any of them.
+    """
+    from mlflow.entities import Dataset, DatasetInput
+
+    began_ms, ended_ms = (int(moment * 1000) or None for moment in new.moments)
+    tags = fitting({**new.tags, "mlflow.parentRunId": new.parent}) | source()
+    run = str(client.create_run(experiment, began_ms, tags, new.name).info.run_id)
+    answered()
     try:
-        fill(made)
-        client.set_terminated(run, status, ended_ms)
+        log_values(client, run, new.metrics, params=new.params)
+        answered()
+        if new.dataset is not None:
+            client.log_inputs(run, [DatasetInput(Dataset(*new.dataset[:2], "code", new.dataset[2]))])
+            answered()
+        for file, place in new.files.items():
+            store_file(client, run, file, place)
+            answered()
+        client.set_terminated(run, new.status, ended_ms)
     except Exception:
         with contextlib.suppress(Exception):
             client.delete_run(run)
@@ -144,20 +170,63 @@ def whole_run(
     return run
 
 
+def store_file(client: "MlflowClient", run: str, file: Path, place: str | None) -> None:
+    """Store a file below a folder of a run's artifacts. Raises ArtifactError."""
+    try:
+        client.log_artifact(run, str(file), place)
+    except Exception as error:
+        raise ArtifactError(str(error)) from error
+
+
+def log_values(
+    client: "MlflowClient",
+    run: str,
+    metrics: "Sequence[Metric]",
+    tags: Mapping[str, str] | None = None,
+    params: Mapping[str, str] | None = None,
+) -> None:
+    """Store metrics, tags and parameters of a run, in as many batches as MLflow needs."""
+    from mlflow.entities import Param, RunTag
+
+    new_tags = [RunTag(key, value) for key, value in fitting(tags or {}).items()]
+    new_params = [Param(key, value[:_PARAM_LENGTH]) for key, value in legal(params or {}).items()]
+    while metrics or new_params or new_tags:
+        client.log_batch(run, metrics[:_METRICS_BATCH], new_params[:_PARAMS_BATCH], new_tags)
+        metrics, new_params, new_tags = metrics[_METRICS_BATCH:], new_params[_PARAMS_BATCH:], []
+
+
 def source() -> dict[str, str]:
     """Return the tags that MLflow shows as a run's source and user."""
     user = user_name()
-    return {"mlflow.source.name": "attn_exp"} | ({"mlflow.user": user} if user else {})
+    own = {"mlflow.source.name": "attn_exp", "mlflow.source.type": "LOCAL"}
+    return own | ({"mlflow.user": user} if user else {})
 
 
-def legal(key: str) -> str:
-    """Return a key with the characters that MLflow accepts in names."""
-    return re.sub(r"[^\w\-. :/]", "_", key)
+def legal(values: Mapping[str, Value]) -> dict[str, Value]:
+    """Return values under names that MLflow accepts, each under a name of its own.
+
+    Names have letters, digits and `_-.: /`, are paths in their shortest form, and have at most 250 characters
+    (mlflow/utils/validation.py).
+    """
+    found: dict[str, Value] = {}
+    # Those that are accepted keep their names.
+    for key in sorted(values, key=lambda one: _legal(one) != one):
+        name = _legal(key)
+        other = 2
+        while name in found:
+            name, other = f"{_legal(key)}_{other}", other + 1
+        found[name] = values[key]
+    return found
+
+
+def _legal(key: str) -> str:
+    path = posixpath.normpath(re.sub(r"[^\w\-. :/]", "_", key)).strip("/")
+    return re.sub(r"^\.+", "_", path)[:_NAME_LENGTH] or "_"
 
 
 def fitting(values: Mapping[str, str]) -> dict[str, str]:
     """Return tags with names and lengths that MLflow accepts."""
-    return {legal(key): value[:TAG_LENGTH] for key, value in values.items()}
+    return legal({key: value[:TAG_LENGTH] for key, value in values.items()})
 
 
 def quoted(value: str) -> str:

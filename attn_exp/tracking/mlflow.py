@@ -8,24 +8,25 @@ import math
 import shlex
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from attn_exp.core.errors import UserError
-from attn_exp.core.record import Record
-from attn_exp.core.record_file import sound_record
+from attn_exp.core.record.file import sound_record
+from attn_exp.core.record.record import Record
 from attn_exp.core.redaction import redacted
 from attn_exp.tracking.background import Background
-from attn_exp.tracking.base import Curve, EndStatus, Summary, SweepInfo
+from attn_exp.tracking.base import Curve, EndStatus, Summary, SweepInfo, Tracker
 from attn_exp.tracking.client import silence
-from attn_exp.tracking.database import State
+from attn_exp.tracking.database import database_file
 from attn_exp.tracking.location import (
     DEFAULT_URI,
     absolute_uri,
     artifacts_place,
     check_writable,
+    chosen,
     is_server,
     replay_command,
 )
@@ -39,20 +40,15 @@ _PATIENCE_S = 7.0
 _KEPT_SHARE = 0.15
 # Share of the time limit at the end that records get; the rest is for the sweep's run.
 _FLUSH_SHARE = 0.6
-# What is done with a database of an older MLflow.
-_UPGRADES = ("copy", "refuse")
 
 
 class MlflowPlace:
-    """Where and how a configuration's `tracker` stores runs. Raises UserError if that is invalid."""
+    """The store that a configuration's `tracker` describes. Raises UserError if that is invalid."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.uri = absolute_uri(str(config.get("uri") or DEFAULT_URI))
         self.experiment = str(config.get("mlflow_experiment") or "attn_exp")
         self.artifacts = artifacts_place(config.get("artifacts"), self.uri)
-        self.upgrade = str(config.get("upgrade") or _UPGRADES[0])
-        if self.upgrade not in _UPGRADES:
-            raise UserError(f"tracker.upgrade={self.upgrade} is not one of {', '.join(_UPGRADES)}")
         given = config.get("patience_s")
         self.patience_s = _PATIENCE_S if given is None else _seconds(given)
 
@@ -61,13 +57,9 @@ class MlflowPlace:
         """The address without user and password."""
         return redacted(self.uri)
 
-    def check(self) -> State | None:
-        """Check the location, and return the state of a database file; takes as long as the file's disk does.
-
-        Raises:
-            UserError: it cannot be written, or is not one to write into.
-        """
-        return check_writable(self.uri, self.artifacts, self.upgrade)
+    def check(self) -> None:
+        """Check the location. Raises UserError if it cannot be written, or is not one to write into."""
+        check_writable(self.uri, self.artifacts)
 
     def runs(self, sweep: SweepInfo) -> Runs:
         """Return the runs of a sweep in this store, which is not contacted yet.
@@ -78,18 +70,18 @@ class MlflowPlace:
         if importlib.util.find_spec("mlflow") is None:
             raise UserError("MLflow is not installed: pip install mlflow, or use tracker=none")
         silence()
-        return Runs(self.uri, self.artifacts, self.experiment, sweep, self.upgrade)
+        return Runs(self.uri, self.artifacts, self.experiment, sweep)
 
 
-class MlflowTracker:
+class MlflowTracker(Tracker):
     """Stores the records of a sweep in MLflow. `config` has the keys of `conf/tracker/mlflow.yaml`."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._place = MlflowPlace(config)
         self._runs: Runs | None = None
         self._thread: Background | None = None
-        # Where the sweep that was closed can be seen: its name, and its page's address below the server's.
-        self._stored: tuple[str, str] | None = None
+        self._stored: Runs | None = None
+        self._logged = 0
         self._moved: str | None = None
         # Jobs that are not stored yet, with their folders; the thread removes them.
         self._waiting: dict[str, Path] = {}
@@ -97,28 +89,21 @@ class MlflowTracker:
     def open(self, sweep: SweepInfo) -> str | None:
         """Check the location, then import MLflow and open the store in the background.
 
-        Wait for a server or a database server, and for the upgrade of a database file.
+        Wait for a server or a database server.
         """
         self._runs = self._place.runs(sweep)
+        self._place.check()
         thread = self._thread = Background("mlflow", self._place.patience_s)
         self._runs.answered = thread.answered
-        began, kept_s = time.monotonic(), _KEPT_SHARE * self._place.patience_s
-        state: list[State | None] = []
-        # In the thread, because a look at a file waits as long as its disk hangs.
-        thread.put_always(lambda: state.append(self._place.check()))
-        answered = thread.settle(kept_s=kept_s)
-        # Not earlier: a mistake ends the command at once.
+        began = time.monotonic()
         thread.put_own(self._runs.prepare)
         thread.put(self._runs.connect)
-        older = state == [State.OLDER]
-        if answered and not thread.errors:
-            if state[0] is not None and not older:
-                return None
-            answered = thread.settle(kept_s=0.0 if older else kept_s)
-        if answered and not thread.errors:
-            return self._runs.note
+        if database_file(self._place.uri) is not None and not chosen(self._place.artifacts, self._place.uri):
+            return None
+        if thread.settle(kept_s=_KEPT_SHARE * self._place.patience_s) and not thread.errors:
+            return None
         waited_s = time.monotonic() - began
-        reason = "an older MLflow made it, and it is being upgraded" if older else f"no answer within {waited_s:.0f} s"
+        reason = f"no answer within {waited_s:.0f} s"
         if thread.errors:
             error = thread.errors[0]
             if (refused := refusal(error)) is not None:
@@ -133,11 +118,23 @@ class MlflowTracker:
             f"{sweep.folder}; if it does not recover, store them with: {self._replay(sweep)}"
         )
 
+    def where(self) -> str | None:
+        """Return the store's address and its experiment; None for the database of this folder."""
+        if (self._place.uri, self._place.experiment) == (absolute_uri(DEFAULT_URI), "attn_exp"):
+            return None
+        return f"logging to MLflow at {self._place.shown}, experiment {self._place.experiment}"
+
     def log(self, record: Record, folder: Path) -> None:
         """Queue a finished job."""
         if self._runs is not None and self._thread is not None:
+            self._logged += 1
             self._waiting[record.request.job] = folder
             self._thread.put(lambda: self._add(record, folder))
+
+    def quiet(self) -> None:
+        """Wait for a database of this host; a server is waited for while nothing is computed."""
+        if database_file(self._place.uri) is not None:
+            self.settle()
 
     def settle(self) -> None:
         """Wait until everything queued is stored."""
@@ -151,10 +148,10 @@ class MlflowTracker:
     def look(self) -> str | None:
         """Return the address of the sweep's page on a server, or the command that opens a database at the sweep."""
         place = self._place
-        name, page = self._stored or ("", "")
         if is_server(place.uri):
-            return f"at {place.shown}{page}"
-        words = [name] if name else []
+            pages = self._stored.pages if self._stored is not None else ("",)
+            return " and ".join(f"at {place.shown}/{page}" for page in pages)
+        words = [self._stored.sweep.name] if self._stored is not None else []
         words += [] if place.uri == absolute_uri(DEFAULT_URI) else [f"uri={place.shown}"]
         words += [] if place.experiment == "attn_exp" else [f"mlflow_experiment={place.experiment}"]
         return f"with: {shlex.join(['attn-exp', 'ui', *words])}"
@@ -167,44 +164,51 @@ class MlflowTracker:
         summary: Summary | None = None,
         curves: Sequence[Curve] = (),
         of_jobs: Mapping[str, Sequence[Path]] = MappingProxyType({}),
-        timeout_s: float | None = None,
+        timeout_s: float = math.inf,
+        told: Callable[[str], None] = lambda text: None,
     ) -> str | None:
         """Store what is left and end the sweep's run; return a sentence if something is missing in MLflow."""
         runs, thread = self._runs, self._thread
         if runs is None or thread is None:
             return None
         ended = threading.Event()
-        self._flush(thread, None if timeout_s is None else timeout_s * _FLUSH_SHARE)
+        self._flush(thread, timeout_s * _FLUSH_SHARE, told)
 
         def end() -> None:
             runs.end(status, artifacts, summary or Summary(), curves, of_jobs)
-            self._stored, self._moved = (runs.sweep.name, runs.page), runs.moved
+            self._stored, self._moved = runs, runs.moved
             ended.set()
 
         thread.put_always(end)
-        thread.settle(None if timeout_s is None else timeout_s * (1 - _FLUSH_SHARE))
+        thread.settle(timeout_s * (1 - _FLUSH_SHARE))
         thread.stop()
         # Not earlier: after an interrupt while waiting above, this may be called again with a shorter limit.
         self._runs = self._thread = None
         count = len(self._waiting)
+        self.lost_all = 0 < count == self._logged
         if ended.is_set() and not count:
             return None
         what = f"{count} record{'s' if count > 1 else ''}" if count else "the end of the sweep's run"
-        reason = trouble(thread.errors[-1]) if thread.errors else "no time was left"
+        reason = (
+            trouble(thread.errors[-1])
+            if thread.errors
+            else f"it answered too slowly for tracker.patience_s={self._place.patience_s:g}"
+        )
         return (
             f"MLflow at {self._place.shown} lacks {what} ({reason}): all records are in {runs.sweep.folder}; "
             f"store them with: {self._replay(runs.sweep)}"
         )
 
-    def _flush(self, thread: Background, limit_s: float | None) -> None:
+    def _flush(self, thread: Background, limit_s: float, told: Callable[[str], None]) -> None:
         """Wait for the queue, then retry what is not stored, because the store may be back."""
         began = time.monotonic()
-        in_time = thread.settle(limit_s)
+        each = lambda: told(f"storing records in MLflow: {len(self._waiting)} left")  # noqa: E731
+        in_time = thread.settle(limit_s, each=each)
         thread.ask_again()
         if self._waiting:
             for folder in list(self._waiting.values()):
                 thread.put(lambda folder=folder: self._add_again(folder))  # type: ignore[misc]
-            in_time = thread.settle(None if limit_s is None else max(0.0, limit_s - (time.monotonic() - began)))
+            in_time = thread.settle(max(0.0, limit_s - (time.monotonic() - began)), each=each)
         if not in_time:
             thread.give_up()
 

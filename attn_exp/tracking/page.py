@@ -1,15 +1,19 @@
-"""The page of a sweep's own run in MLflow: its description with links, its params, tags and metrics."""
+"""The pages of a sweep's run and of a job's run in MLflow: descriptions with links, params, tags and metrics."""
 
+import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from attn_exp.core.record.record import Record
+from attn_exp.core.record.request import Measuring
+from attn_exp.core.text import figures, markdown_text, printable
 from attn_exp.results.result import Result
+from attn_exp.results.table import time_text
 from attn_exp.tracking.base import Summary, shown
-from attn_exp.tracking.client import METRICS_BATCH, PARAM_LENGTH, PARAMS_BATCH, TAG_LENGTH, fitting, legal
-from attn_exp.tracking.job_page import job_note
+from attn_exp.tracking.client import TAG_LENGTH, fitting, legal, log_values
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -17,6 +21,8 @@ if TYPE_CHECKING:
 
 # MLflow shows the tag of this name as Markdown above everything else of a run.
 NOTE = "mlflow.note.content"
+# The digest of a description as it was written here, in a tag that MLflow's pages do not list.
+_NOTE_DIGEST = "mlflow.note.attn_exp"
 # Artifacts that a description links, in this order; pictures follow.
 _LINKED = {"report.html": "report", "table.csv": "all rows", "duel.txt": "report", "command.txt": "command"}
 _PICTURES = ".png"
@@ -28,45 +34,55 @@ def run_page(experiment: str, run: str) -> str:
     return f"#/experiments/{experiment}/runs/{run}"
 
 
+def note_tags(text: str) -> dict[str, str]:
+    """Return the tags of a description."""
+    return {NOTE: text, _NOTE_DIGEST: _digest(text)}
+
+
+def is_edited(tags: Mapping[str, str]) -> bool:
+    """Return whether somebody changed the description of a run with these tags: it stays."""
+    return NOTE in tags and tags.get(_NOTE_DIGEST) != _digest(tags[NOTE])
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def store_summary(client: "MlflowClient", run: "Run", summary: Summary, artifacts: Sequence[str]) -> None:
-    """Store what a sweep says as a whole. What is there already and is the same is not stored twice.
+    """Store the summary of a sweep. Items that are there already and are the same are not stored twice.
 
     Args:
-        client: of the store.
-        run: the sweep's own, as it is in the store.
-        summary: what the sweep says.
+        client: the client of the store.
+        run: the sweep's own run, as it is in the store.
+        summary: the summary of the sweep.
         artifacts: the paths of the run's files.
     """
-    from mlflow.entities import Param, RunTag
-
     tags = fitting({f"attn_exp.{name}": value for name, value in summary.tags.items() if value})
-    if text := description(run.info.experiment_id, run.info.run_id, summary, artifacts):
-        tags[NOTE] = text
+    text = description(run.info.experiment_id, run.info.run_id, summary, artifacts)
+    if text and not is_edited(run.data.tags):
+        tags |= note_tags(text)
     there = run.data.params
     # A parameter of MLflow cannot be changed or removed: a sweep that was continued with other values says so.
-    wanted = {legal(key): value[:PARAM_LENGTH] for key, value in summary.params.items()}
-    varied = sorted(key for key, value in there.items() if wanted.get(key) != value)
-    tags |= fitting({"attn_exp.no_longer_shared": ", ".join(varied)} if varied else {})
-    changed = [RunTag(key, value) for key, value in tags.items() if run.data.tags.get(key) != value]
-    params = [Param(key, value) for key, value in wanted.items() if key not in there]
-    metrics = [
-        metric
-        for metric in metrics_at(summary.metrics, summary.moment)
-        if run.data.metrics.get(metric.key) != metric.value
-    ]
-    while metrics or params or changed:
-        client.log_batch(run.info.run_id, metrics[:METRICS_BATCH], params[:PARAMS_BATCH], changed)
-        metrics, params, changed = metrics[METRICS_BATCH:], params[PARAMS_BATCH:], []
+    wanted = legal(summary.params)
+    if varied := sorted(key for key, value in there.items() if wanted.get(key) != value):
+        tags["attn_exp.no_longer_shared"] = ", ".join(varied)
+    metrics = metrics_at(summary.metrics, summary.moment)
+    log_values(
+        client,
+        run.info.run_id,
+        [metric for metric in metrics if run.data.metrics.get(metric.key) != metric.value],
+        {key: value for key, value in tags.items() if run.data.tags.get(key) != value},
+        {key: value for key, value in wanted.items() if key not in there},
+    )
 
 
-def store_standing(client: "MlflowClient", run: str, result: Result, summary: Summary, answer: str) -> None:
-    """Store what a job is among the others: its metrics, its description, and why it has no rank."""
-    from mlflow.entities import RunTag
-
-    own = {f"attn_exp.no_rank_{side}": why for side, why in summary.undecided.get(result.job, {}).items()}
-    own[NOTE] = job_note(result, result.measuring, summary.standing.get(result.job, {}), answer)
+def store_standing(
+    client: "MlflowClient", run: str, result: Result, summary: Summary, answer: str, *, with_note: bool
+) -> None:
+    """Store what a job is among the others: its metrics, and its description unless somebody edited it."""
+    note = job_note(result, result.measuring, summary.standing.get(result.job, {}), answer)
     metrics = metrics_at(summary.of_jobs.get(result.job, {}), summary.moment)
-    client.log_batch(run, metrics, tags=[RunTag(key, value) for key, value in fitting(own).items()])
+    log_values(client, run, metrics, note_tags(note) if with_note else {})
 
 
 def metrics_at(values: Mapping[str, float], moment: float | None) -> "list[Metric]":
@@ -74,7 +90,7 @@ def metrics_at(values: Mapping[str, float], moment: float | None) -> "list[Metri
     from mlflow.entities import Metric
 
     moment_ms = int((time.time() if moment is None else moment) * 1000)
-    return [Metric(legal(name), shown(value), moment_ms, 0) for name, value in values.items()]
+    return [Metric(name, shown(value), moment_ms, 0) for name, value in legal(values).items()]
 
 
 def description(experiment: str, run: str, summary: Summary, artifacts: Sequence[str]) -> str:
@@ -91,3 +107,24 @@ def links(experiment: str, run: str, artifacts: Sequence[str]) -> str:
     named = [(words, name) for name, words in _LINKED.items() if name in artifacts]
     named += [(PurePosixPath(name).stem, name) for name in sorted(artifacts) if name.endswith(_PICTURES)]
     return " · ".join(f"[{words}]({page}/{quote(name)})" for words, name in named)
+
+
+def job_note(job: Record | Result, measuring: Measuring, standing: Mapping[str, str], answer: str) -> str:
+    """Return the description of a job's run as Markdown: what it took, and what that is among its rivals.
+
+    Args:
+        job: a record or a result.
+        measuring: the measuring options of its request.
+        standing: the job's place among those of its case, by pass; empty while the sweep runs.
+        answer: the address of the sweep's own page.
+    """
+    lines = []
+    if job.status != "ok":
+        lines.append(f"**{job.status}: {markdown_text(printable(job.reason or 'no reason is known'))}**")
+    for direction in measuring.passes:
+        time_us = job.metrics.get(f"{direction}/time_us") if job.status == "ok" else None
+        if time_us is not None:
+            rate = job.metrics.get(f"{direction}/tflops")
+            took = f"**{time_text(time_us)}**" + (f", {figures(rate)} TFLOPS" if rate else "")
+            lines.append("; ".join(filter(None, [f"{direction}: {took}", markdown_text(standing.get(direction, ""))])))
+    return "  \n".join([*lines, f"[the sweep's answer]({answer})"])

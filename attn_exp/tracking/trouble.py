@@ -14,16 +14,6 @@ _UNREACHABLE = re.compile(
     r"|timed out|Connection reset by peer|Remote end closed connection|certificate verify failed|WRONG_VERSION_NUMBER"
     r"|too many \d+ error responses"
 )
-_TOO_LONG = re.compile(r"an answer of more than \d+ MiB")
-# In the words of sqlite (https://sqlite.org/rescode.html: FULL, READONLY, IOERR) and of the C library.
-_OF_DISK = (
-    (re.compile(r"database or disk is full|No space left on device"), "no space is left on its disk"),
-    (re.compile(r"Disk quota exceeded|File too large"), "its disk takes no more of this user: a quota or a limit"),
-    (re.compile(r"write a readonly database|Read-only file system"), "it is read-only"),
-    (re.compile(r"disk I/O error|Input/output error"), "its disk can be full or broken: disk I/O error"),
-)
-# What SQLAlchemy puts above the message of the database (StatementError.add_detail): where in its own work it was.
-_REMARK = re.compile(r"\A\s*\(raised as a result of [^\n]*\)\n")
 
 
 class ArtifactError(RuntimeError):
@@ -34,8 +24,8 @@ def refusal(error: Exception, option: str = "tracker.uri") -> str | None:
     """Return what to do if a store refused the user or is not MLflow; None for trouble that may pass.
 
     Args:
-        error: what MLflow or a library below it raised.
-        option: how the command spells the address of the store.
+        error: the exception that MLflow or a library below it raised.
+        option: the command's spelling of the address of the store.
     """
     code, text = getattr(error, "error_code", None), str(error)
     if code in _REFUSALS:
@@ -49,47 +39,12 @@ def refusal(error: Exception, option: str = "tracker.uri") -> str | None:
     return None
 
 
-def disk_trouble(error: Exception) -> str | None:
-    """Return what is wrong with the disk of a store, None if nothing is."""
-    # Below the first line, a database's library quotes what was to be written.
-    said = _first_line(error)
-    return next((words for pattern, words in _OF_DISK if pattern.search(said)), None)
-
-
-def _first_line(error: Exception) -> str:
-    return first_line(Exception(_REMARK.sub("", str(error)).strip() or type(error).__name__))
-
-
 def trouble(error: Exception, option: str = "tracker.uri") -> str:
     """Return what went wrong, in a few words without passwords; `option` as in `refusal`."""
-    text = str(error)
-    if (too_long := _TOO_LONG.search(text)) is not None:
-        return f"it sent {too_long[0]}, which was not read further"
-    matches = _UNREACHABLE.search(text)
-    on_disk = disk_trouble(error)
+    matches = _UNREACHABLE.search(str(error))
     if isinstance(error, ArtifactError):
-        if on_disk is not None:
-            return f"its artifact store: {on_disk}"
         message = matches[0] if matches else first_line(error)
         return redacted(f"its artifact store accepted no files (full or read-only?), see its log: {message}")[:_LONGEST]
-    if on_disk is not None:
-        return on_disk
-    refused = refusal(error, option)
-    if refused is not None:
+    if refused := refusal(error, option):
         return refused
-    if matches is not None and _is_network(error):
-        return f"it cannot be reached: {matches[0]}"
-    return redacted(_first_line(error))[:_LONGEST]
-
-
-def _is_network(error: BaseException | None) -> bool:
-    while error is not None:
-        module = type(error).__module__
-        if (
-            module.startswith(("requests", "urllib3", "psycopg"))
-            or "HTTPConnectionPool" in str(error)
-            or "HTTPSConnectionPool" in str(error)
-        ):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    return f"it cannot be reached: {matches[0]}" if matches else redacted(first_line(error))[:_LONGEST]

@@ -1,8 +1,6 @@
 """MLflow's own web pages for this project's runs: its server, and the address of the list to open."""
 
 import contextlib
-import importlib.util
-import json
 import os
 import signal
 import socket
@@ -10,66 +8,57 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from types import FrameType
-from typing import Any
-from urllib.parse import quote, urlsplit
 
-from attn_exp.core.case import HALVES, PASSES
 from attn_exp.core.errors import UserError
 from attn_exp.core.redaction import redacted
-from attn_exp.tracking.client import ENVIRONMENT, quoted, silence
-from attn_exp.tracking.database import State, check_database, database_file, prepare_database, uri_of_mlflow
-from attn_exp.tracking.location import option_uri
-from attn_exp.tracking.page import run_page
-from attn_exp.tracking.view import all_sweeps, one_sweep
+from attn_exp.tracking.client import ENVIRONMENT
+from attn_exp.tracking.database import check_database, database_file
+from attn_exp.tracking.location import is_server, option_uri
 
-# A state of MLflow's run list (view.py) is stored as a tag of the experiment, under the key after the dot.
-_VIEW_TAG = "mlflow.sharedViewState."
-# MLflow opens it in a browser that has not seen these pages before.
-_FIRST_VISIT = "on a first visit close MLflow's Assistant: beside it an answer stands below all else of its page"
 _START_LIMIT_S, _STOP_LIMIT_S, _POLL_S = 90.0, 5.0, 0.2
 # The server is on this machine: a proxy of the environment cannot reach it.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def checked(uri: str, host: str, port: int) -> str:
-    """Return the absolute URI of an existing database that the installed MLflow can show on a free port.
+    """Return the absolute URI of a server, or of an existing database that MLflow can show on a free port.
 
     Raises:
-        UserError: MLflow is not installed, the database is missing or newer, the URI is a server's, or the port is in
-            use.
+        UserError: the database is missing or of another version of MLflow, or the port is in use.
     """
-    if importlib.util.find_spec("mlflow") is None:
-        raise UserError("MLflow is not installed: pip install mlflow")
-    if urlsplit(uri).scheme in ("http", "https"):
-        raise UserError(f"{redacted(uri)} is a server: open it in a browser")
     uri = option_uri(uri)
+    if is_server(uri):
+        return uri
     path = database_file(uri)
-    if path is not None:
-        if not path.exists():
-            raise UserError(
-                f"there is no database {path} yet: measure something with python -m attn_exp, or store a sweep that "
-                "you have: attn-exp log NAME"
-            )
-        if check_database(path) in (State.OLDER, State.HALF_MADE):
-            silence()
-            print(prepare_database(uri), file=sys.stderr)
+    if path is not None and not check_database(path):
+        raise UserError(
+            f"there is no database {path} yet: measure something with python -m attn_exp, or store a sweep that "
+            "you have: attn-exp log NAME"
+        )
     if not _is_free(host, port):
         raise UserError(f"port {port} on {host} cannot be used: try port={_free_port(host)}")
     return uri
 
 
-def serve(uri: str, *, host: str, port: int, experiment: str, sweep: str | None, browser: bool = True) -> int:
-    """Run MLflow's server until Ctrl-C, with its address in the `browser`; return 0, or 1 if it did not run."""
+def show(base: str, pages: Sequence[str], *, browser: bool, end: str = "") -> None:
+    """Print the addresses of a server's pages, and open the first one in the `browser`."""
+    first, *answers = [f"{base}/{page}" for page in pages]
+    print("\n".join([first, *(f"its answer: {answer}" for answer in answers), *filter(None, [end])]), flush=True)
+    if browser:
+        open_browser(first)
+
+
+def serve(uri: str, pages: Sequence[str], *, host: str, port: int, browser: bool = True) -> int:
+    """Run MLflow's server until Ctrl-C, and show its `pages`; return 0, or 1 if it did not run."""
     # The URI is passed by the environment, because all users can see command lines. One worker without job execution
     # takes a quarter of the memory and starts in seconds.
     command = [sys.executable, "-m", "mlflow", "server", "--workers=1", f"--host={host}", f"--port={port}"]
     own = {"MLFLOW_BACKEND_STORE_URI": uri, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     if (path := database_file(uri)) is not None:
         command.append(f"--default-artifact-root={path.parent / 'artifacts'}")
-        own["MLFLOW_BACKEND_STORE_URI"] = uri_of_mlflow(uri)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     base = f"http://{_reached(host)}:{port}"
@@ -82,11 +71,7 @@ def serve(uri: str, *, host: str, port: int, experiment: str, sweep: str | None,
         )
         try:
             if _answers(base, server):
-                address, *page = _addresses(base, experiment, sweep)
-                answers = [f"its answer: {one}\n{_FIRST_VISIT}" for one in page]
-                print("\n".join([address, *answers, "Ctrl-C ends it"]), flush=True)
-                if browser:
-                    open_browser(address)
+                show(base, pages, browser=browser, end="Ctrl-C ends it")
                 server.wait()
             log.seek(0)
             last = (log.read().strip().splitlines() or ["it printed nothing"])[-1]
@@ -107,52 +92,6 @@ def _answers(base: str, server: "subprocess.Popen[bytes]") -> bool:
         except OSError:
             time.sleep(_POLL_S)
     return False
-
-
-def _addresses(base: str, experiment: str, sweep: str | None) -> list[str]:
-    """Return the address of the experiment's run list, or of a sweep's charts and its own page, in this order.
-
-    It is that of the front page if the experiment does not exist.
-    """
-    try:
-        answer = _asked(base, f"experiments/get-by-name?experiment_name={quote(experiment)}")
-        number = answer["experiment"]["experiment_id"]
-        run = None if sweep is None else _run_of(base, number, sweep)
-        state = all_sweeps() if sweep is None else one_sweep(sweep, _passes(run))
-        key = "attn_exp" if sweep is None else "attn_exp_sweep"
-        tag = {"experiment_id": number, "key": _VIEW_TAG + key, "value": json.dumps(state, separators=(",", ":"))}
-        _asked(base, "experiments/set-experiment-tag", tag)
-        # This workflow removes MLflow's pages for language models from the sidebar.
-        runs = f"{base}/#/experiments/{number}/runs?workflowType=machine_learning&viewStateShareKey={key}"
-        if sweep is None:
-            return [runs]
-        pages = [] if run is None else [f"{base}/{run_page(number, run['info']['run_id'])}"]
-        return [f"{runs}&compareRunsMode=CHART", *pages]
-    except (urllib.error.URLError, KeyError):
-        return [f"{base}/#/experiments"]
-
-
-def _run_of(base: str, experiment: str, sweep: str) -> dict[str, Any] | None:
-    """Return the newest run of the sweep itself, as the server describes it."""
-    wanted = f"tags.`attn_exp.kind` = 'sweep' and tags.`attn_exp.sweep` = {quoted(sweep)}"
-    found = _asked(base, "runs/search", {"experiment_ids": [experiment], "filter": wanted, "max_results": 1})
-    runs = found.get("runs") or [None]
-    return dict(runs[0]) if runs[0] else None
-
-
-def _passes(run: dict[str, Any] | None) -> list[str]:
-    """Return the passes that a sweep measured; forward and backward if its run does not say."""
-    metrics = (run or {}).get("data", {}).get("metrics", [])
-    seen = {str(metric["key"]).partition("/best_in/")[0] for metric in metrics if "/best_in/" in str(metric["key"])}
-    return [name for name in PASSES if name in seen] or list(HALVES)
-
-
-def _asked(base: str, path: str, content: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return what MLflow's REST interface answers."""
-    data = None if content is None else json.dumps(content).encode()
-    request = urllib.request.Request(f"{base}/api/2.0/mlflow/{path}", data, {"Content-Type": "application/json"})
-    with _DIRECT.open(request) as answer:
-        return dict(json.load(answer))
 
 
 def open_browser(address: str) -> None:
@@ -196,7 +135,5 @@ def _is_free(host: str, port: int) -> bool:
 
 
 def _free_port(host: str) -> int:
-    for port in range(5001, 5100):
-        if _is_free(host, port):
-            return port
-    return 0
+    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as server:
+        return int(server.getsockname()[1])

@@ -3,13 +3,13 @@
 FOLDER has a `request.yaml`, or the `duel.yaml` of a duel.
 
 `--serve` reads job folders from standard input, each as a line of JSON. It answers each on the file descriptor of
-`--reply-fd`: `begin FOLDER`, `profile FOLDER` before each profiler (the record is written by then), and `end FOLDER`,
-`poisoned FOLDER` if this process can no longer measure, or `outdated FOLDER` if it has loaded a backend whose files
-were changed since: then another process has to measure the job. FOLDER is the line that was read. All other output goes
-into the job's `worker.log`.
+`--reply-fd`; FOLDER is the line that was read. `begin FOLDER` comes first; `check FOLDER`, `compile FOLDER` or `time
+FOLDER` when the job begins that; `profile FOLDER` before each profiler (the record is written by then). `end FOLDER`
+comes last, or `poisoned FOLDER` if this process can no longer measure. `outdated FOLDER` means that files of a loaded
+backend have changed: another process has to measure the job. All other output goes into the job's `worker.log`.
 
 `--once` times nothing. It calls each pass once, warm, between `cudaProfilerStart` and `cudaProfilerStop` and in an NVTX
-range, for external profilers: `ncu --profile-from-start off python -m attn_exp.worker --once FOLDER`.
+range. External profilers use it: `ncu --profile-from-start off python -m attn_exp.worker --once FOLDER`.
 """
 
 import argparse
@@ -20,18 +20,17 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from attn_exp.core.errors import RecordError, UserError
 from attn_exp.core.files import be_as_private_as
-from attn_exp.core.process import die_with_parent, end_with, limit_memory, prefer_to_be_killed
-from attn_exp.core.record import Record
-from attn_exp.core.record_file import LOG_NAME, write_record
-from attn_exp.core.request import DUEL_NAME, REQUEST_NAME, Request, read_requests
-from attn_exp.worker.machine.early_context import lines_of_input
+from attn_exp.core.host.process import die_with_parent, end_with, limit_memory, prefer_to_be_killed
+from attn_exp.core.record.file import LOG_NAME, write_record
+from attn_exp.core.record.record import Record
+from attn_exp.core.record.request import DUEL_NAME, REQUEST_NAME, read_requests
 
 if TYPE_CHECKING:
     from attn_exp.worker.machine.device import Machine
@@ -40,56 +39,46 @@ if TYPE_CHECKING:
 def run_folder(
     folder: Path,
     machine: "Machine | None",
-    announce: Callable[[], None] = lambda: None,
+    announce: Callable[[str], None] = lambda stage: None,
     *,
     present: bool = False,
-    jobs: Sequence[tuple[Request, Path]] = (),
 ) -> "tuple[Machine | None, bool]":
     """Measure the jobs of a folder, write their records, then run the profilers.
 
-    Args:
-        folder: has a `request.yaml` or a `duel.yaml`.
-        machine: the machine of the previous job, or None.
-        announce: called before each profiler.
-        present: whether to measure backends as they are now, whatever their source was when the job was made.
-        jobs: what `read_requests` found in the folder, if that is known.
+    `announce` is called with the stage that begins, `profile` before each profiler. With `present`, backends are
+    measured as they are now, whatever their source was when the job was made.
 
     Returns:
         The machine for the next job, None if there is none, and whether this process can measure another job.
     """
     from attn_exp.backends.package import Unavailable
+    from attn_exp.worker.attempt import is_poisoned
     from attn_exp.worker.loaded import with_present_source
     from attn_exp.worker.machine.device import Machine
-    from attn_exp.worker.machine.guard import Guard
-    from attn_exp.worker.machine.process_state import ProcessState
     from attn_exp.worker.measure import measure_and_keep, measure_interleaved
 
     began = time.perf_counter()
-    jobs = jobs or read_requests(folder)
+    jobs = read_requests(folder)
     if present:
         jobs = [(with_present_source(request), target) for request, target in jobs]
     first = jobs[0][0]
     if machine is None or machine.device != first.device:
         if first.gpu_uuid is not None:
-            # Before CUDA is initialised. Of a process's first job `early_context` has done so.
+            # Before CUDA is initialised.
             os.environ["CUDA_VISIBLE_DEVICES"] = first.gpu_uuid
         try:
             machine = Machine.open(first.device)
-            machine.guard = Guard.snapshot()
         except Unavailable as error:
             for request, target in jobs:
                 _write(Record(request=request, status="unavailable", reason=str(error)), target)
             return None, True
     opened_s = time.perf_counter() - began
-    state = ProcessState.now()
-    prepared = None
+    prepared, machine.announce = None, announce
     if len(jobs) == 1:
         record, prepared = measure_and_keep(first, machine)
         records = [record]
     else:
         records = measure_interleaved([request for request, _ in jobs], machine)
-    # Before the record is written: by the backend's umask nobody might read it.
-    state.restore()
     for record, (_, target) in zip(records, jobs, strict=True):
         record.stages_s["open"] = round(opened_s, 6)
         record.stages_s["total"] = round(time.perf_counter() - began, 6)
@@ -101,9 +90,7 @@ def run_folder(
     profiles = [profile for record in records for profile in record.profiles.values()]
     failed = any(record.status == "error" for record in records) or any(one.status == "failed" for one in profiles)
     machine.settings.restore()
-    replaced = machine.guard is not None and machine.guard.violation() is not None
-    restored = state.restore()
-    return machine, restored and not (replaced or (failed and _poisoned(first.device)))
+    return machine, not (failed and is_poisoned(first.device))
 
 
 def _write(record: Record, folder: Path) -> None:
@@ -111,36 +98,20 @@ def _write(record: Record, folder: Path) -> None:
     write_record(record, folder)
 
 
-def _poisoned(device: str) -> bool:
-    """Whether the CUDA context is unusable: device-side asserts and illegal addresses are permanent."""
-    if device != "cuda":
-        return False
-    import torch
-
-    try:
-        torch.cuda.synchronize()
-    except RuntimeError:
-        return True
-    return False
-
-
 def serve(reply_fd: int) -> None:
     """Measure the folders that arrive on standard input, each as a line of JSON, until it ends."""
     replies = os.fdopen(reply_fd, "w", buffering=1, encoding="utf-8")
-    lines = lines_of_input()
     # Imports make objects that stay: looking through them again and again for garbage takes a tenth of the time.
     gc.disable()
     import attn_exp.worker.measure  # noqa: F401  (the seconds of importing torch, before the first job is known)
     from attn_exp.worker.loaded import is_outdated
-    from attn_exp.worker.machine.signals import Signals
 
     # Imported modules stay, so later collections need not scan them; a collection then takes a millisecond.
     gc.freeze()
     gc.enable()
     machine: Machine | None = None
-    signals = Signals.now()
     replies.write("ready\n")
-    for line in lines:
+    for line in sys.stdin:
         # As JSON, since a folder's name may have line breaks and bytes that are not UTF-8.
         name = line.rstrip("\n")
         folder = Path(json.loads(name))
@@ -153,8 +124,7 @@ def serve(reply_fd: int) -> None:
             return
         if jobs[0][0].device == "cpu":
             limit_memory()
-        machine, fit = run_folder(folder, machine, partial(_announce, replies, name), jobs=jobs)
-        signals.restore()
+        machine, fit = run_folder(folder, machine, partial(_announce, replies, name))
         sys.stdout.flush()
         sys.stderr.flush()
         replies.write(f"{'end' if fit else 'poisoned'} {name}\n")
@@ -162,8 +132,8 @@ def serve(reply_fd: int) -> None:
             return
 
 
-def _announce(replies: TextIO, name: str) -> None:
-    replies.write(f"profile {name}\n")
+def _announce(replies: TextIO, name: str, stage: str) -> None:
+    replies.write(f"{stage} {name}\n")
 
 
 def _log_into(folder: Path) -> None:
@@ -214,10 +184,6 @@ def main(arguments: list[str] | None = None) -> int:
     if given.serve:
         serve(given.reply_fd)
         return 0
-    if given.parent is None and given.until is None:
-        # Only a person starts it this way; a program names the parent.
-        once = " once=true" if given.once else ""
-        print(f"hint: `attn-exp worker {given.folder}{once}` is the command's new spelling", file=sys.stderr)
     try:
         return measure_again(given.folder, once=given.once)
     except UserError as error:

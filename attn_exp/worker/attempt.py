@@ -13,23 +13,22 @@ import torch
 from attn_exp.attention.inputs import distribution
 from attn_exp.backends.compile import break_reason
 from attn_exp.backends.package import Refused, Unavailable
+from attn_exp.core.case.flops import CONVENTION
 from attn_exp.core.catalogue import about_backend
 from attn_exp.core.errors import first_line
-from attn_exp.core.flops import CONVENTION
-from attn_exp.core.judged import Judged
-from attn_exp.core.record import CompileRecord, PassRecord, Record
+from attn_exp.core.host.process import without_collections
+from attn_exp.core.record.checked import Judged
+from attn_exp.core.record.record import CompileRecord, PassRecord, Record
+from attn_exp.core.record.request import Request
+from attn_exp.core.record.status import Status
 from attn_exp.core.redaction import redacted
-from attn_exp.core.request import Request
-from attn_exp.core.status import Status
 from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.machine.environment import versions
-from attn_exp.worker.machine.own_state import OwnState
-from attn_exp.worker.nvtx import marked
-from attn_exp.worker.stopped import Stopped, Untrusted
+from attn_exp.worker.machine.settings import OwnState
 
 if TYPE_CHECKING:
     from attn_exp.backends.base import Backend
-    from attn_exp.worker.machine.guard import Guard
+    from attn_exp.timers.trace import Trace
     from attn_exp.workloads.base import Workload
 
 # The message of PyTorch's CPU allocator; on a GPU it raises torch.OutOfMemoryError.
@@ -37,6 +36,31 @@ _CPU_MEMORY_ERROR = re.compile(r"DefaultCPUAllocator|can't allocate memory|not e
 # Triton's message. Inductor wraps it and puts the kernel's name in place of the resource's.
 _OUT_OF_RESOURCE = re.compile(r"out of resource: .*?Required: ?(\d+),? Hardware limit: ?(\d+)")
 _LONGEST = 400
+
+
+class Stopped(Exception):
+    """Ends a job with a status and a reason."""
+
+    def __init__(self, status: Status, reason: str) -> None:
+        super().__init__(reason)
+        self.status: Status = status
+        self.reason = reason
+
+
+@contextlib.contextmanager
+def marked(kind: str, name: str, device: str) -> Iterator[None]:
+    """Run what is inside in the NVTX range `kind:name`, for external profilers; do nothing on a CPU.
+
+    Ranges are around whole phases, never around a timed call: nothing is added between the two events of a sample.
+    """
+    if device != "cuda":
+        yield
+        return
+    torch.cuda.nvtx.range_push(f"{kind}:{name}")
+    try:
+        yield
+    finally:
+        torch.cuda.nvtx.range_pop()
 
 
 @dataclass
@@ -54,10 +78,11 @@ class Attempt:
     notes: dict[str, float] = field(default_factory=dict)
     telemetry: list[dict[str, Any]] = field(default_factory=list)
     judged: list[Judged] = field(default_factory=list)
+    # The traces that named the kernels of each pass, where no record was lost.
+    traced: "dict[str, Trace]" = field(default_factory=dict)
     stages_s: dict[str, float] = field(default_factory=dict)
     started_at: float = field(default_factory=time.time)
-    guard: "Guard | None" = None
-    # What a rival of a duel has set for itself.
+    # Settings of a rival of a duel.
     own: OwnState | None = None
     # A function and tensors of the user's own in place of those that the request names.
     given: "tuple[Backend, Workload] | None" = None
@@ -72,25 +97,15 @@ class Attempt:
     def run(self, work: Callable[[], None]) -> None:
         """Run a part of the job and turn any exception into a status."""
         try:
-            with self.own_state():
+            # As in the sampling loop, so that calls take as long everywhere.
+            with self.own_state(), without_collections():
                 work()
-        except Untrusted as stopped:
-            self.status, self.reason = stopped.status, stopped.reason
-            return
         except Stopped as stopped:
             self.status, self.reason = stopped.status, stopped.reason
         except Exception as error:  # a backend may raise anything, and the job must end with a status
             self.status, self.reason = status_of(error, self.request.backend["name"])
             if self.status == "error":
                 traceback.print_exc()
-        else:
-            return
-        # Whatever was seen follows from what was replaced, if anything was.
-        try:
-            if self.guard is not None:
-                self.guard.check("while the backend ran")
-        except Untrusted as stopped:
-            self.status, self.reason = stopped.status, stopped.reason
 
     def own_state(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which a rival of a duel has what it has set for itself."""
@@ -98,12 +113,21 @@ class Attempt:
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Add the wall time inside to `stages_s[name]`, without that of nested stages."""
+        """Add the wall time inside to `stages_s[name]`, without that of nested stages.
+
+        Raises:
+            Stopped: the memory does not hold the reference, which the stage `accuracy` makes.
+        """
         outer_s, self._inner_s = self._inner_s, 0.0
         began = time.perf_counter()
         try:
             with marked("phase", name, self.request.device):
                 yield
+        except Exception as error:
+            if name == "accuracy" and status_of(error, "")[0] == "out_of_memory":
+                reason = f"the reference does not fit, whatever the backend: {error_summary(error)}"
+                raise Stopped("out_of_memory", reason) from error
+            raise
         finally:
             spent_s = time.perf_counter() - began
             self.stages_s[name] = self.stages_s.get(name, 0.0) + spent_s - self._inner_s
@@ -175,6 +199,17 @@ def beyond_this_gpu(error: BaseException) -> str | None:
     if match is None:
         return None
     return f"a kernel needs {match[1]} of a resource of which this GPU has {match[2]}, usually bytes of shared memory"
+
+
+def is_poisoned(device: str) -> bool:
+    """Whether the CUDA context is unusable: device-side asserts and illegal addresses are permanent."""
+    if device != "cuda":
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 def error_summary(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 Reads a `Question` as JSON from standard input. Runs no attention.
 """
 
+import os
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from attn_exp.backends.base import Backend, load_backend
 from attn_exp.backends.package import Package, Unavailable
 from attn_exp.backends.supports import Supports
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 from attn_exp.core.errors import first_line
 
 
@@ -28,15 +29,16 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What is known about one backend.
+    """Known facts about one backend.
 
     Attributes:
         about: the first line of the class's docstring.
         needs: the command that installs its package.
-        version: of its package, or of torch.
+        version: the version of its package, or of torch.
         missing: why it cannot be loaded.
-        can_compute: what it declares to support, in a few words.
-        refusal: why it cannot compute the question's case.
+        can_compute: its declared support, in a few words.
+        refusal: why it cannot compute the question's case here.
+        declared: why it cannot compute it on any machine, by what it declares.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Answer:
     missing: str | None = None
     can_compute: str = ""
     refusal: str | None = None
+    declared: str | None = None
 
 
 def answer(config: dict[str, Any], question: Question) -> Answer:
@@ -76,6 +79,7 @@ def _asked(name: str, backend: Backend, question: Question) -> Answer:
         missing=missing,
         can_compute=supports.summary() if supports is not None else "",
         refusal=_refusal(backend, question),
+        declared=supports.refusal(question.case, supports.devices[0]) if supports and question.case else None,
     )
 
 
@@ -91,3 +95,6 @@ if __name__ == "__main__":
     question = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)
     answers = [answer(config, question) for config in question.backends]
     sys.stdout.buffer.write(msgspec.json.encode(answers))
+    sys.stdout.flush()
+    # Without the interpreter's teardown, a fifth of the time.
+    os._exit(0)

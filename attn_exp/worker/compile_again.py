@@ -1,6 +1,6 @@
 """Compile and call a folder's job for the profiler `inductor`: `python -m attn_exp.worker.compile_again FOLDER`.
 
-The profiler starts it with Inductor's debug variables set (see profilers/inductor_run.py).
+The profiler starts it with Inductor's debug variables set (see profilers/inductor.py).
 """
 
 import os
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch._inductor.config
 
-from attn_exp.core.process import die_with_parent
-from attn_exp.core.request import read_requests
+from attn_exp.core.host.process import die_with_parent
+from attn_exp.core.record.request import read_requests
 from attn_exp.worker.run_once import run_once
 
 

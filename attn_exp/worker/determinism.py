@@ -1,6 +1,5 @@
-"""Find out whether results have the same bits: over calls, positions in the batch, batch sizes and kv splits."""
+"""Find out whether results have the same bits: over calls, positions in the batch and batch sizes."""
 
-import inspect
 import random
 import time
 import traceback
@@ -9,30 +8,24 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from attn_exp.attention.bits import Compared, difference, first_differences, index_of
 from attn_exp.attention.inputs import Inputs
-from attn_exp.backends.base import Backend, Calls, load_backend, step
-from attn_exp.core.bitwise import BUDGET_S, CALLS, Bitwise
-from attn_exp.core.request import Request
-from attn_exp.timers.sync import synchronize
-from attn_exp.worker.attempt import Attempt, status_of
-from attn_exp.worker.judge.judge import Judge
-from attn_exp.worker.judge.timed_pass import Results
+from attn_exp.backends.base import Calls, load_backend, step
+from attn_exp.core.record.bitwise import BUDGET_S, CALLS, Bitwise
+from attn_exp.timers.call import synchronize
+from attn_exp.worker.attempt import Attempt, Stopped, status_of
+from attn_exp.worker.check.form import ResultForm, Results
+from attn_exp.worker.differences import Compared, difference, first_differences, index_of
 from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.other_batches import OtherBatch, other_positions, other_sizes
-from attn_exp.worker.other_head import OtherHead
 from attn_exp.worker.prepare import PreparedBackend, calls_for
-from attn_exp.worker.stopped import Stopped
 from attn_exp.worker.unrest import Unrest
 
 # Names a result by the name of a tensor and the index of an element.
 Name = Callable[[str, Sequence[int]], str]
 # A GPU is waited for after so many calls, so that the budget is that of the calls and not of their launches.
 _WAITS_AFTER = 10
-# An option of this name is the number of parts into which a backend splits the keys; it is compared with these.
-_SPLITS_OPTION, _SPLITS = "num_splits", (1, 2, 4, 8)
 _DIFFER_ALREADY = "calls on the same inputs differ already"
-# What another batch may end in without being a mistake.
+# Statuses that another batch may end in without being a mistake.
 _NOT_POSSIBLE = ("out_of_memory", "unsupported", "unavailable")
 
 
@@ -53,7 +46,7 @@ def measure_determinism(attempt: Attempt, machine: Machine, prepared: PreparedBa
         try:
             facts = comparing.run()
         finally:
-            prepared.judge.write(prepared.judgements.seeded())
+            prepared.check.contents.write(prepared.check.seeded())
     for direction, of_pass in facts.items():
         attempt.passes[direction] = replace(attempt.passes[direction], bitwise=of_pass)
     if attempt.request.backend.get("deterministic") is not True:
@@ -105,11 +98,11 @@ class _Tally:
 
 
 class _Comparing:
-    """The comparisons of one job. What it is doing is kept for the reason of a failure."""
+    """The comparisons of one job. It keeps its current step for the reason of a failure."""
 
     def __init__(self, attempt: Attempt, machine: Machine, prepared: PreparedBackend) -> None:
         self._attempt, self._request, self._device = attempt, attempt.request, machine.device
-        self._prepared, self._judge, self._calls = prepared, prepared.judge, prepared.judgements.calls
+        self._prepared, self._check, self._calls = prepared, prepared.check, prepared.check.calls
         self._passes = attempt.request.measuring.passes
         self._until = time.monotonic() + BUDGET_S
         self._dice = random.Random()
@@ -118,9 +111,7 @@ class _Comparing:
 
     def run(self) -> dict[str, dict[str, Bitwise]]:
         """Return what was found by pass and way."""
-        fresh = self._judge.fresh
-        fresh.renew(every=True)
-        fresh.renew_gradient()
+        self._check.contents.change("step")
         facts: dict[str, dict[str, Bitwise]] = {name: {} for name in self._passes}
         with self._prepared.scope():
             for direction in self._passes:
@@ -135,11 +126,10 @@ class _Comparing:
         def compare() -> None:
             self._doing = f"{direction}, call 1 of {CALLS} on the same inputs"
             call = _pass_of(self._calls, direction)
-            first = self._judge.results(direction, call())
+            first = self._check.form.results(direction, call())
             self._usual[direction] = usual = {name: tensor.clone() for name, tensor in first.items()}
             del first
-            unrest = Unrest(usual, self._judge.fresh.tensors["d_out"].device)
-            other = self._other_head(direction)
+            unrest = Unrest(usual, self._check.contents.tensors["d_out"].device)
             try:
                 for number in range(2, CALLS + 1):
                     if number % _WAITS_AFTER == 0:
@@ -148,41 +138,23 @@ class _Comparing:
                         return
                     self._doing = f"{direction}, call {number} of {CALLS} on the same inputs"
                     unrest.before(number)
-                    if other is None or number % 2:
-                        tally.add(self._judge.results(direction, call()), usual, partial(_named, f"call {number}"))
-                        continue
-                    with other.changed() as place:
-                        results = other.without(place, self._judge.results(direction, call()), usual)
-                    tally.add(results, usual, partial(_named, f"call {number} (with another head)"))
+                    results = self._check.form.results(direction, call())
+                    tally.add(results, usual, partial(_named, f"call {number}"))
             finally:
                 unrest.end()
 
         self._try(compare, tally)
         return tally.fact(CALLS - 1)
 
-    def _other_head(self, direction: str) -> OtherHead | None:
-        """Return what changes a head in every other call: results that are kept by the inputs' numbers are not found.
-
-        None where heads depend on each other: in a block, by the scales of codes, or if there is only one.
-        """
-        case = self._request.case
-        heads_alone = isinstance(self._prepared.judgements.seeded(), Inputs) and not self._calls.scales
-        if not heads_alone or case.batch * case.kv_heads == 1:
-            return None
-        return OtherHead(case, self._judge.fresh, direction)
-
     def _over_batches(self, facts: dict[str, dict[str, Bitwise]]) -> None:
-        """Compare with other positions, batch sizes and kv splits; passes whose calls differ are not compared."""
-        case, backend = self._request.case, self._prepared.backend
-        usual = self._present()
-        splits = [{_SPLITS_OPTION: count} for count in _SPLITS if count != self._request.backend.get(_SPLITS_OPTION)]
+        """Compare with other positions and batch sizes; passes whose calls differ are not compared."""
+        case, usual = self._request.case, self._present()
         ways: dict[str, list[Callable[[dict[str, _Tally]], None]]] = {
             "positions": [
                 partial(self._elsewhere if one.case == case else self._apart, one, usual)
                 for one in other_positions(case, self._dice)
             ],
             "batch_sizes": [partial(self._apart, one, usual) for one in other_sizes(case, self._dice)],
-            "kv_splits": [partial(self._split, one, usual) for one in splits] if _can_split(backend) else [],
         }
         for way, comparisons in ways.items():
             if not comparisons:
@@ -198,54 +170,41 @@ class _Comparing:
 
     def _present(self) -> Inputs:
         """Return copies of what the calls read now."""
-        read = self._judge.fresh.tensors
-        q, k, v, d_out = (read[name].detach().clone() for name in ("q", "k", "v", "d_out"))
+        contents = self._check.contents
+        q, k, v, d_out = (contents.numbers(name).detach().clone() for name in ("q", "k", "v", "d_out"))
         for one in (q, k, v):
             one.requires_grad_(self._attempt.with_gradients)
-        seeded: Inputs = self._prepared.judgements.seeded()
+        seeded: Inputs = self._check.seeded()
         return replace(seeded, q_bhsd=q, k_bhsd=k, v_bhsd=v, d_out_bhsd=d_out)
 
     def _elsewhere(self, other: OtherBatch, usual: Inputs, tallies: dict[str, _Tally]) -> None:
         """Compare the calls themselves on the rows at other positions."""
         self._doing = other.names[0]
-        self._judge.write(other.inputs(usual))
+        self._check.contents.write(other.inputs(usual))
+        synchronize(self._device)
         with self._prepared.scope():
-            self._compare(self._calls, self._judge, other, tallies)
+            self._compare(self._calls, self._check.form, other, tallies)
 
     def _apart(self, other: OtherBatch, usual: Inputs, tallies: dict[str, _Tally]) -> None:
         """Compare what the backend prepares for another batch."""
         self._doing = f"{other.case.label()}, of which {other.names[0]}"
-        request = replace(self._request, case=other.case)
-        self._compare_prepared(request, other.inputs(usual), other, tallies)
-
-    def _split(self, option: dict[str, int], usual: Inputs, tallies: dict[str, _Tally]) -> None:
-        """Compare what the backend prepares with another number of splits."""
-        self._doing = f"{_SPLITS_OPTION}={option[_SPLITS_OPTION]}"
-        request = replace(self._request, backend=self._request.backend | option)
-        self._compare_prepared(request, usual, None, tallies)
-
-    def _compare_prepared(
-        self, request: Request, inputs: Inputs, other: OtherBatch | None, tallies: dict[str, _Tally]
-    ) -> None:
+        request, inputs = replace(self._request, case=other.case), other.inputs(usual)
         backend = load_backend(request.backend)
         if reason := backend.unsupported(request.case, self._device):
             raise _Impossible(reason)
-        calls = calls_for(request, self._prepared.judgements.workload, backend, inputs)
-        judge = Judge(request.case, calls, inputs)
+        calls = calls_for(request, self._check.workload, backend, inputs)
         with calls.scope():
-            self._compare(calls, judge, other, tallies)
+            self._compare(calls, ResultForm(inputs, calls.scales), other, tallies)
 
-    def _compare(self, calls: Calls, judge: Judge, other: OtherBatch | None, tallies: dict[str, _Tally]) -> None:
+    def _compare(self, calls: Calls, form: ResultForm, other: OtherBatch, tallies: dict[str, _Tally]) -> None:
         for direction, tally in tallies.items():
-            results = judge.results(direction, _pass_of(calls, direction)())
-            usual = self._usual[direction]
+            results = form.results(direction, _pass_of(calls, direction)())
             if calls.scales:
                 raise _Impossible("the scales of results in codes are those of a whole batch")
-            if other is not None:
-                # That of sinks is the sum over the batch.
-                results = {name: tensor for name, tensor in results.items() if name != "d_sink"}
-                usual = {name: other.picked(name, usual[name]) for name in results}
-            tally.add(results, usual, partial(_named, self._doing) if other is None else other.name)
+            # That of sinks is the sum over the batch.
+            results = {name: tensor for name, tensor in results.items() if name != "d_sink"}
+            usual = {name: other.picked(name, self._usual[direction][name]) for name in results}
+            tally.add(results, usual, other.name)
         synchronize(self._device)
 
     def _late(self, *tallies: _Tally) -> bool:
@@ -257,11 +216,7 @@ class _Comparing:
         return True
 
     def _try(self, compare: Callable[[], None], *tallies: _Tally) -> None:
-        """Compare, or note why it is not possible.
-
-        Raises:
-            Stopped: a call failed.
-        """
+        """Compare, or note why it is not possible. A call that fails ends the job."""
         try:
             compare()
         except Exception as error:  # a backend may raise anything
@@ -288,7 +243,3 @@ def _pass_of(calls: Calls, direction: str) -> Callable[[], Any]:
 
 def _named(name: str, tensor: str, index: Sequence[int]) -> str:
     return name
-
-
-def _can_split(backend: Backend) -> bool:
-    return _SPLITS_OPTION in inspect.signature(type(backend)).parameters

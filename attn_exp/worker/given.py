@@ -8,13 +8,13 @@ import torch
 
 from attn_exp.attention.autograd import Function
 from attn_exp.attention.inputs import Inputs, make_inputs
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 from attn_exp.core.errors import first_line
-from attn_exp.core.record import Record
-from attn_exp.core.request import Request
+from attn_exp.core.record.record import Record
+from attn_exp.core.record.request import Request
 from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.machine.settings import Settings
-from attn_exp.worker.measure import measure_given, measure_interleaved
+from attn_exp.worker.measure import measure, measure_interleaved
 from attn_exp.workloads.base import Workload
 from attn_exp.workloads.given import GivenFunction, GivenReference, GivenTensors, Reference, scaled
 
@@ -29,12 +29,7 @@ def measure_tensors(
 ) -> list[Record]:
     """Measure functions on q, k and v, several of them interleaved as in a duel, and return a record of each.
 
-    Args:
-        requests: a job for each function; their case is that of the tensors.
-        functions: of q, k and v.
-        tensors: q, k and v, which are only read.
-        scale: the factor of the scores; None for 1 / sqrt(head_dim).
-        reference: what is right; None for attention.
+    `scale` is the factor of the scores, None for 1 / sqrt(head_dim), and `reference` the right function.
 
     Raises:
         ValueError: the reference cannot be used.
@@ -56,7 +51,7 @@ def measure_tensors(
         machine = _machine(device)
         try:
             if len(requests) == 1:
-                return [measure_given(request, machine, backends[0], workload)]
+                return [measure(request, machine, (backends[0], workload))]
             return measure_interleaved(requests, machine, [(backend, workload) for backend in backends])
         finally:
             machine.settings.restore()
@@ -81,7 +76,7 @@ def _judged_by(right: Reference, request: Request, given: Inputs, *, counted: bo
 def _machine(device: torch.device) -> Machine:
     """Return the machine of a device with the present settings: they may have been changed since it was opened."""
     machine = _opened(device)
-    machine.settings, machine.guard = Settings.now(), None
+    machine.settings = Settings.now()
     return machine
 
 
@@ -99,7 +94,7 @@ def _own_stream(device: torch.device) -> Iterator[None]:
         return
     with torch.cuda.device(device):
         present = torch.cuda.current_stream()
-        # What the program has enqueued writes the tensors, or takes time from what is measured.
+        # Work that the program has enqueued writes the tensors, or takes time from the measured calls.
         torch.cuda.synchronize()
         # CUDA graphs cannot be captured on the default stream.
         torch.cuda.set_stream(torch.cuda.Stream())

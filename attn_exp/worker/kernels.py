@@ -1,21 +1,24 @@
-"""What a call runs: its kernels, named, and checked against the backend's claim and against the call's stream."""
+"""The kernels of a call, named and checked against the backend's claim and against the call's stream."""
 
 from dataclasses import replace
 
 from attn_exp.backends.base import CLAIMED_SHARE, Backend
-from attn_exp.core.case import HALVES
-from attn_exp.core.request import Request
-from attn_exp.timers.operators import operators
-from attn_exp.timers.trace import Trace, trace
-from attn_exp.worker.attempt import Attempt
+from attn_exp.core.case.case import HALVES
+from attn_exp.core.record.request import Request
+from attn_exp.timers.gpu import Gpu
+from attn_exp.timers.trace import Trace, operators, trace
+from attn_exp.worker.attempt import Attempt, Stopped
 from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.prepare import PreparedBackend
-from attn_exp.worker.stopped import Stopped
 
-_TRACED_CALLS = 2
+# Two on equal inputs and one on others: a call that keeps results runs other kernels then, or none.
+_TRACED_CALLS = 3
 # On a CPU, a call that is interrupted by another program shows that time in whichever operator it was in.
 _CPU_TRACES = 3
 _KERNELS_KEPT = 24
+# Kernels that add gradients to earlier ones, and are not the backend's: PyTorch's kernels of a sum, on a CPU its
+# operator.
+_ADDING = r"CUDAFunctor(OnSelf|OnOther)?_add|^aten::add_$"
 # Less may be the code of kernels, which the driver loads when they are first launched.
 _OUTSIDE_BYTES, _OUTSIDE_SHARE = 256 << 20, 0.1
 # A GPU's own clock, which dates the records of a trace, advances in steps of up to 1 us: one at each end.
@@ -23,9 +26,7 @@ _LEFT_BEHIND_US = 2.0
 
 
 def name_kernels(attempt: Attempt, machine: Machine, prepared: PreparedBackend, direction: str) -> float:
-    """Record the kernels of one pass, check them, and return how many a call launches.
-
-    Call it inside `prepared.scope()`.
+    """Record and check the kernels of one pass inside of its scope; return how many a call launches.
 
     Raises:
         Stopped: other kernels ran than the backend claims, or the call's stream did not wait for all of them.
@@ -37,7 +38,7 @@ def name_kernels(attempt: Attempt, machine: Machine, prepared: PreparedBackend, 
         gpu = machine.gpu
         checked = attempt.request.compile.mode == "none" or not getattr(backend, "transparent", False)
         for _ in range(_CPU_TRACES if gpu is None else 1):
-            traced = operators(call) if gpu is None else trace(gpu, attempt.request.measuring.l2, call, _TRACED_CALLS)
+            traced = operators(call) if gpu is None else _traced(attempt, gpu, prepared, direction)
             wrong = _wrong_claim(attempt.request, backend, direction, machine.device, traced) if checked else None
             if wrong is None:
                 break
@@ -52,16 +53,31 @@ def name_kernels(attempt: Attempt, machine: Machine, prepared: PreparedBackend, 
         activity=traced.record() if machine.gpu is not None else None,
         took=provider(_halves(direction)[0], machine.device, kernels) if provider else None,
     )
+    took = attempt.passes[direction].took
+    expected = getattr(backend, "expected_provider", None)
+    if wrong is None and took is not None and expected not in (None, took):
+        wrong = f"{direction}: {backend.name} is to run {expected} here, and kernels of {took} ran"
     if outside_bytes and outside_bytes > max(_OUTSIDE_BYTES, _OUTSIDE_SHARE * (peak_bytes or 0)):
         attempt.flags.add("outside_memory")
     if traced.lossy:
         attempt.flags.add("profiler_lossy")
+    elif machine.gpu is not None:
+        attempt.traced[direction] = traced
     if machine.gpu is not None:
         _check_launches(backend, direction, traced)
     if wrong is not None:
         raise Stopped("wrong_kernel", wrong)
     _check_stream(direction, traced)
     return traced.launches
+
+
+def _traced(attempt: Attempt, gpu: Gpu, prepared: PreparedBackend, direction: str) -> Trace:
+    def between(index: int) -> None:
+        if index == _TRACED_CALLS - 1:
+            prepared.check.contents.change(direction)
+
+    l2 = attempt.request.measuring.l2
+    return trace(gpu, l2, prepared.calls[direction], _TRACED_CALLS, between=between)
 
 
 def _outside_bytes(attempt: Attempt, prepared: PreparedBackend) -> int | None:
@@ -82,7 +98,8 @@ def _wrong_claim(request: Request, backend: Backend, direction: str, device: str
     claims = dict.fromkeys(claim for half in _halves(direction) if (claim := backend.claimed_kernels(half, device)))
     if not claims or (traced.lossy and not traced.loose):
         return None
-    shares = {claim: traced.share(claim) for claim in claims}
+    apart = _ADDING if request.measuring.accumulate and direction != "forward" else None
+    shares = {claim: traced.share(claim, apart) for claim in claims}
     # A step runs the kernels of both halves.
     claim, least = min(shares.items(), key=lambda one: one[1])
     share, needed = sum(shares.values()) if least else 0.0, _needed_share(request, backend)
@@ -98,11 +115,7 @@ def _halves(direction: str) -> tuple[str, ...]:
 
 
 def _needed_share(request: Request, backend: Backend) -> float:
-    """Return the least share of the claimed kernels.
-
-    It is nothing in a block, of which attention is any part, and where torch.compile may add copies of the inputs:
-    there one claimed kernel is enough.
-    """
+    """Return the least share of the claimed kernels; one is enough in a block, or beside copies by torch.compile."""
     if request.case.workload is not None or request.compile.mode != "none":
         return 0.0
     return float(getattr(backend, "claimed_share", CLAIMED_SHARE))

@@ -1,20 +1,19 @@
 """Check the time of a pass against what the machine, and the call's own kernels, allow."""
 
-from attn_exp.core.flags import telemetry_flags
-from attn_exp.core.hardware import Peak
-from attn_exp.core.limits import PRODUCT_FACTOR, above_datasheet, above_product, below_kernels, flops_per_s
-from attn_exp.worker.attempt import Attempt
+from attn_exp.core.host.hardware import Peak
+from attn_exp.core.record.flags import telemetry_flags
+from attn_exp.core.record.limits import PRODUCT_FACTOR, above_datasheet, above_product, below_kernels, flops_per_s
+from attn_exp.worker.attempt import Attempt, Stopped
 from attn_exp.worker.machine.ceilings import fastest_product
 from attn_exp.worker.machine.device import Machine
-from attn_exp.worker.stopped import Stopped
 
 
 def check_limits(attempt: Attempt, machine: Machine, direction: str, peak: Peak | None) -> None:
     """Check the stored timings of a pass.
 
-    A time that is too short for the matrix product that the worker measured at its start is compared with the product
-    once more, as fast as the machine can compute one now: that first rate is too low where the machine was busy, and
-    where the case's dtype has no units of its own.
+    A time that is too short for the matrix product at the worker's start is compared with the fastest that the machine
+    computes now, since a dtype may have no units of its own. On a CPU that other programs use no product shows what it
+    can reach: the record has the flag `busy_host`.
 
     Raises:
         Stopped: the time is shorter than any right result's.
@@ -28,9 +27,15 @@ def check_limits(attempt: Attempt, machine: Machine, direction: str, peak: Peak 
             enough = flops_per_s(case, direction, ranking, measured.work) / PRODUCT_FACTOR
             fastest = fastest_product(machine.device, case.dtype, enough)
             reason = above_product(case, direction, ranking, max(fastest, product or 0.0), measured.work)
+            if reason and machine.gpu is None and "busy_host" in _flags(attempt, machine):
+                attempt.flags.add("busy_host")
+                reason = None
     if reason is None and below_kernels(direction, measured.timings, attempt.flags):
-        readings = [*attempt.telemetry, *machine.reading()]
-        flags = attempt.flags | telemetry_flags(readings, machine.environment.get("max_sm_clock_mhz"))
-        reason = below_kernels(direction, measured.timings, flags)
+        reason = below_kernels(direction, measured.timings, attempt.flags | _flags(attempt, machine))
     if reason:
         raise Stopped("implausible", reason)
+
+
+def _flags(attempt: Attempt, machine: Machine) -> set[str]:
+    """Return the flags of what the device's counters say until now."""
+    return telemetry_flags([*attempt.telemetry, *machine.reading()], machine.environment.get("max_sm_clock_mhz"))

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from attn_exp.core.request import Request
+from attn_exp.core.record.request import Request
 from attn_exp.core.source import Source, described, identity, short, source_of
-from attn_exp.worker.stopped import Stopped
+from attn_exp.worker.attempt import Stopped
 
 # The files of the backends that this process has loaded, and their hashes at that time.
 _loaded: dict[Path, str] = {}

@@ -4,66 +4,55 @@ The loop is attn_exp/timers/loop.py; the clock is read in a timer's `block`.
 """
 
 import contextlib
+import gc
+import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 from attn_exp.backends.base import Backend
 from attn_exp.backends.compile import reset_dynamo
-from attn_exp.core.flags import clock_of, clocks_differ, telemetry_flags, timing_flags, window_flags
-from attn_exp.core.hardware import datasheet_peak
-from attn_exp.core.metrics import pass_metrics
-from attn_exp.core.paired_test import abba_order
-from attn_exp.core.record import Record, Timing
-from attn_exp.core.request import Measuring, Request
-from attn_exp.core.second_opinions import disagreements
+from attn_exp.core.host.hardware import datasheet_peak
+from attn_exp.core.record.flags import clock_of, clocks_differ, duty_flags, telemetry_flags, timing_flags, window_flags
+from attn_exp.core.record.metrics import pass_metrics
+from attn_exp.core.record.record import Record, Timing
+from attn_exp.core.record.request import Measuring, Request
+from attn_exp.core.record.timers import disagreements
+from attn_exp.core.stats.paired import abba_order
+from attn_exp.timers.call import seconds
 from attn_exp.timers.graph import CaptureFailed
-from attn_exp.timers.loop import Entry, RivalFailed, Timer, sample, sample_rivals
-from attn_exp.timers.stopping import StoppingRule
-from attn_exp.timers.timed_call import TimedCall, as_timed
-from attn_exp.worker.attempt import Attempt
+from attn_exp.timers.loop import Cost, Entry, RivalFailed, sample_entry, sample_rivals
+from attn_exp.timers.stopping import LONG_CALL_ROUNDS, StoppingRule
+from attn_exp.worker.attempt import Attempt, Stopped, marked, status_of
 from attn_exp.worker.determinism import measure_determinism
-from attn_exp.worker.judge.first_backward import check_first_backward
-from attn_exp.worker.judge.forwards import count_forwards, time_forwards
-from attn_exp.worker.judge.judge import Judge
-from attn_exp.worker.judge.one_call import OneCall
-from attn_exp.worker.judge.steps import check_steps
-from attn_exp.worker.judge.threads import check_threads
 from attn_exp.worker.kernels import name_kernels
 from attn_exp.worker.limits import check_limits
 from attn_exp.worker.machine.device import Machine
-from attn_exp.worker.machine.own_state import OwnState
-from attn_exp.worker.mask_building import measure_mask
-from attn_exp.worker.nvtx import marked
+from attn_exp.worker.machine.memory import call_memory
+from attn_exp.worker.machine.settings import OwnState
+from attn_exp.worker.pacing import is_heavy, pacing
 from attn_exp.worker.prepare import PreparedBackend, prepare
 from attn_exp.worker.secondary import secondary_timings, timer_for
-from attn_exp.worker.settled import settling
-from attn_exp.worker.stopped import Stopped
 from attn_exp.workloads.base import Workload
 
-# On an H200 the power cap takes effect after 15 to 30 ms of load; a tenth of a second of rest resets it.
-BURST_REST_S = 0.1
-# The flush, seven changes of the inputs and of their signs, and looks at results, which are few on average.
-_KERNELS_AROUND = 9
+# The flush.
+_KERNELS_AROUND = 1
 
 
-def measure(request: Request, machine: Machine) -> Record:
-    """Measure one job and return its record."""
-    return measure_and_keep(request, machine)[0]
+def measure(request: Request, machine: Machine, given: tuple[Backend, Workload] | None = None) -> Record:
+    """Measure one job and return its record; `given` replaces the backend and the workload that the request names."""
+    return measure_and_keep(request, machine, given)[0]
 
 
-def measure_and_keep(request: Request, machine: Machine) -> tuple[Record, PreparedBackend | None]:
+def measure_and_keep(
+    request: Request, machine: Machine, given: tuple[Backend, Workload] | None = None
+) -> tuple[Record, PreparedBackend | None]:
     """Measure one job; also return the prepared calls for the profilers, None if the status is not `ok`."""
-    attempt, kept = Attempt(request), list[PreparedBackend]()
-    _run(attempt, machine, kept)
+    attempt, kept = Attempt(request, given=given), list[PreparedBackend]()
+    with marked("job", request.job, request.device):
+        attempt.run(lambda: _measure(attempt, machine, kept))
     return attempt.record(machine), kept[0] if attempt.status == "ok" else None
-
-
-def measure_given(request: Request, machine: Machine, backend: Backend, workload: Workload) -> Record:
-    """Measure a function and tensors of the user's own in place of what the request names, and return the record."""
-    attempt = Attempt(request, given=(backend, workload))
-    _run(attempt, machine, [])
-    return attempt.record(machine)
 
 
 def measure_interleaved(
@@ -72,7 +61,7 @@ def measure_interleaved(
     """Measure rivals of one case interleaved: in every round one block of each, in ABBA order.
 
     Samples of different records with the same round index belong together. A rival that cannot be measured ends with
-    its status, and the others continue. `given` has functions and tensors of the user's own, as `measure_given` does.
+    its status, and the others continue. `given` has functions and tensors of the user's own, as for `measure`.
     """
     reset_dynamo()
     attempts = [
@@ -93,11 +82,6 @@ def measure_interleaved(
     return [attempt.record(machine) for attempt in attempts]
 
 
-def _run(attempt: Attempt, machine: Machine, kept: list[PreparedBackend]) -> None:
-    with marked("job", attempt.request.job, attempt.request.device):
-        attempt.run(lambda: _measure(attempt, machine, kept))
-
-
 def _measure(attempt: Attempt, machine: Machine, kept: list[PreparedBackend]) -> None:
     reset_dynamo()
     prepared = prepare(attempt, machine)
@@ -106,36 +90,32 @@ def _measure(attempt: Attempt, machine: Machine, kept: list[PreparedBackend]) ->
         attempt.telemetry += machine.reading()
         for direction in attempt.request.measuring.passes:
             with marked("pass", direction, machine.device):
-                call = prepared.begin(direction)
-                launched = name_kernels(attempt, machine, prepared, direction) + _KERNELS_AROUND
-                _time_one(attempt, machine, prepared.judge, call, direction, launched)
+                _time_one(attempt, machine, _entry(attempt, machine, prepared, direction), direction)
             attempt.telemetry += machine.reading()
     _check_again(attempt, machine, prepared)
     _flag_telemetry(attempt, machine)
 
 
+def _entry(attempt: Attempt, machine: Machine, prepared: PreparedBackend, direction: str) -> Entry:
+    """Return a pass as the sampling loop takes it, with its kernels named; call it inside `prepared.scope()`."""
+    measuring = attempt.request.measuring
+    call = prepared.begin(direction)
+    launched = name_kernels(attempt, machine, prepared, direction) + _KERNELS_AROUND
+    check = prepared.check.timed(direction, min(measuring.min_rounds, LONG_CALL_ROUNDS))
+    return Entry(
+        timer_for(attempt.request, measuring.timer, machine),
+        call,
+        kernels=launched,
+        before_block=check.before_block,
+        after_block=check.after_block,
+    )
+
+
 def _check_again(attempt: Attempt, machine: Machine, prepared: PreparedBackend) -> None:
-    """Compare the results of timed calls with a reference of their inputs, and a timed backward with first ones.
-
-    Measure what the mask takes to build; if requested, compare the bits of further results with each other.
-
-    Raises:
-        Stopped: a result is inaccurate, a clock was replaced, first backwards take longer than the one that was timed,
-            or a backend is not deterministic as it promises.
-    """
-    if attempt.guard is not None:
-        attempt.guard.check("while it was timed")
-    with prepared.scope():
-        prepared.judgements.timed()
-        if machine.gpu is None:
-            check_threads(attempt, prepared.judge, prepared.calls)
-        if "backward" in prepared.judge.passes:
-            told = check_first_backward(attempt, machine, prepared.judge, prepared.calls)
-            prepared.judgements.later(told)
-        if attempt.request.case.workload is not None:
-            # With what the timed forward saved: the attention alone got the memory without it before.
-            prepared.calls.pop("backward", None)
-        prepared.judgements.again()
+    """Check the timed blocks, measure what the mask takes to build, and if requested compare bits of more results."""
+    machine.announce("check")
+    gc.collect(1)
+    prepared.check.after()
     if prepared.build_mask is not None:
         measure_mask(attempt, machine, prepared.build_mask)
         _store_metrics(attempt, machine, attempt.request.measuring.passes[0])
@@ -145,33 +125,24 @@ def _check_again(attempt: Attempt, machine: Machine, prepared: PreparedBackend) 
             _store_metrics(attempt, machine, direction)
 
 
-def _time_one(
-    attempt: Attempt, machine: Machine, judge: Judge, call: TimedCall, direction: str, launched: float
-) -> None:
-    measuring = attempt.request.measuring
-    timer = timer_for(attempt.request, measuring.timer, machine)
+def _time_one(attempt: Attempt, machine: Machine, entry: Entry, direction: str) -> None:
     others: list[Timing] = []
 
     def run_secondary() -> None:
         with attempt.stage("second_opinions"):
-            others.extend(secondary_timings(attempt, machine, direction, timer, call))
+            others.extend(secondary_timings(attempt, machine, direction, entry.timer, entry.call))
 
+    machine.announce("time")
     with attempt.stage("timing"):
         machine.watch.begin()
         try:
-            ranking = sample(
-                timer,
-                call,
-                _rule(measuring),
-                kernels=launched,
-                rest_s=_rest_s(measuring),
-                settle=settling([attempt], machine, direction),
-                started=partial(judge.start, direction),
-                midway=run_secondary,
-                after_block=lambda position: machine.watch.look(),
+            ranking = sample_entry(
+                entry,
+                _rule(attempt.request.measuring),
+                pace=pacing([attempt], machine, direction),
+                second_opinions=run_secondary,
+                done=lambda position: machine.watch.look(),
             )
-            machine.watch.end()
-            _make_last(attempt, machine, judge, direction, timer, call)
         except CaptureFailed as error:
             raise Stopped("unsupported", f"{direction}: no CUDA graph can hold this call: {error}") from error
         finally:
@@ -181,28 +152,17 @@ def _time_one(
 
 def _time_interleaved(rivals: Sequence[tuple[Attempt, PreparedBackend]], machine: Machine, direction: str) -> None:
     entries: list[tuple[Attempt, Entry]] = []
-    judges: dict[int, Judge] = {}
     for attempt, prepared in rivals:
 
         def enter(attempt: Attempt = attempt, prepared: PreparedBackend = prepared) -> None:
             attempt.telemetry += machine.reading()
             with prepared.scope():
-                call = prepared.begin(direction)
-                launched = name_kernels(attempt, machine, prepared, direction) + _KERNELS_AROUND
-            measuring = attempt.request.measuring
-            timer = timer_for(attempt.request, measuring.timer, machine)
-            entries.append((attempt, Entry(timer, call, partial(_own_scope, attempt, prepared), launched)))
-            judges[id(attempt)] = prepared.judge
+                entry = _entry(attempt, machine, prepared, direction)
+            entries.append((attempt, replace(entry, scope=partial(_own_scope, attempt, prepared))))
 
         attempt.run(enter)
-
-    def started() -> None:
-        for judge in judges.values():
-            judge.start(direction)
-
-    timings = _sample_interleaved(entries, machine, direction, started)
-    for (attempt, entry), timing in zip(entries, timings, strict=True):
-        attempt.run(partial(_make_last_of_rival, attempt, machine, judges[id(attempt)], direction, entry))
+    timings = _sample_interleaved(entries, machine, direction)
+    for (attempt, _), timing in zip(entries, timings, strict=True):
         attempt.run(lambda attempt=attempt, timing=timing: _store_timings(attempt, machine, direction, (timing,)))  # type: ignore[misc]
         _flag_telemetry(attempt, machine)
 
@@ -214,31 +174,14 @@ def _own_scope(attempt: Attempt, prepared: PreparedBackend) -> Iterator[None]:
         yield
 
 
-def _make_last_of_rival(attempt: Attempt, machine: Machine, judge: Judge, direction: str, entry: Entry) -> None:
-    with entry.scope():
-        _make_last(attempt, machine, judge, direction, entry.timer, as_timed(entry.call))
-
-
-def _make_last(attempt: Attempt, machine: Machine, judge: Judge, direction: str, timer: Timer, call: TimedCall) -> None:
-    """Make a call more whose results are kept; before it, note what forwards take, and compare steps with others."""
-    if direction == "forward":
-        counted = count_forwards(attempt, judge) if machine.gpu is None else None
-        if attempt.with_gradients:
-            time_forwards(attempt, judge, OneCall(attempt, machine), call, counted)
-    if direction == "step":
-        check_steps(attempt, judge, OneCall(attempt, machine))
-    judge.make_last(direction, timer, call)
-
-
-def _sample_interleaved(
-    entries: list[tuple[Attempt, Entry]], machine: Machine, direction: str, started: Callable[[], None]
-) -> list[Timing]:
+def _sample_interleaved(entries: list[tuple[Attempt, Entry]], machine: Machine, direction: str) -> list[Timing]:
     """Sample all entries; an entry that fails is removed with its status, and the others start over."""
 
     def read_clocks(position: int) -> None:
         machine.watch.look()
         entries[position][0].telemetry.extend(machine.reading())
 
+    machine.announce("time")
     while entries:
         measuring = entries[0][0].request.measuring
         machine.watch.begin(alone=len(entries) == 1)
@@ -247,10 +190,8 @@ def _sample_interleaved(
                 [entry for _, entry in entries],
                 _rule(measuring),
                 order=abba_order,
-                rest_s=_rest_s(measuring),
-                settle=settling([attempt for attempt, _ in entries], machine, direction),
-                started=started,
-                after_block=read_clocks,
+                pace=pacing([attempt for attempt, _ in entries], machine, direction),
+                done=read_clocks,
             )
         except RivalFailed as failed:
             attempt, _ = entries.pop(failed.position)
@@ -269,16 +210,17 @@ def _raise(direction: str, cause: Exception) -> None:
 
 
 def _store_timings(attempt: Attempt, machine: Machine, direction: str, timings: tuple[Timing, ...]) -> None:
-    """Store the samples of one pass, and derive flags and metrics.
-
-    Raises:
-        Stopped: the time is shorter than any right result's.
-    """
+    """Store the samples of one pass, and derive flags and metrics."""
     measured, window = attempt.passes[direction], machine.watch.window(timings[0])
     apart = disagreements(timings, measured.kernels)
     flags = timing_flags(timings[0], timings[1:], machine.environment.get("event_quantum_us", 0.0))
     flags |= window_flags(window, machine.environment.get("max_sm_clock_mhz"))
     flags |= {"timers_disagree"} if apart else set()
+    cost = Cost(statistics.median(timings[0].times_us), timings[0].notes.get("flush_us", 0.0))
+    if machine.gpu is not None and is_heavy(attempt, direction, cost):
+        machine.heavy_until = time.perf_counter()
+        if attempt.request.measuring.regime == "sustained":
+            flags |= duty_flags(timings[0])
     measured = replace(
         measured,
         timings=timings,
@@ -301,6 +243,7 @@ def _store_metrics(attempt: Attempt, machine: Machine, direction: str) -> None:
         saves_lse=attempt.with_gradients,
         ceilings=attempt.ceilings,
         peak=datasheet_peak(machine.environment.get("gpu", "")),
+        compiled=attempt.compiled,
     )
 
 
@@ -322,5 +265,28 @@ def _rule(measuring: Measuring) -> StoppingRule:
     )
 
 
-def _rest_s(measuring: Measuring) -> float:
-    return BURST_REST_S if measuring.regime == "burst" else 0.0
+# Several times, since the first one loads kernels; building the largest takes seconds, and then two are enough.
+_LEAST, _MOST, _BUDGET_S = 2, 8, 0.2
+
+
+def measure_mask(attempt: Attempt, machine: Machine, build: Callable[[], object]) -> None:
+    """Build the mask's data again and again, and keep the median time and the peak of the memory.
+
+    A model whose mask changes from batch to batch pays this beside the attention. If the memory does not hold another
+    mask beside the one that is timed, it is not known.
+    """
+    times: list[float] = []
+    try:
+        with attempt.stage("mask"):
+            memory = None if machine.memory is None else call_memory(machine.memory, build).peak
+            began = time.perf_counter()
+            while len(times) < _LEAST or (len(times) < _MOST and time.perf_counter() - began < _BUDGET_S):
+                times.append(seconds(machine.device, build))
+    except Exception as error:  # whatever does not fit
+        if status_of(error, "")[0] != "out_of_memory":
+            raise
+        return
+    direction = attempt.request.measuring.passes[0]
+    attempt.passes[direction] = replace(
+        attempt.passes[direction], mask_build_us=statistics.median(times[1:]) * 1e6, mask_build_bytes=memory
+    )

@@ -8,9 +8,9 @@ from random import Random
 
 import torch
 
-from attn_exp.attention.bits import bits_of
+from attn_exp.attention.contents import bits_of
 from attn_exp.attention.inputs import Inputs
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 
 # Orders of a batch that are compared at most; as many positions does every row have then.
 _MOST_ORDERS = 7
@@ -42,7 +42,7 @@ class OtherBatch:
         dim: the dimension that is rearranged: 0, or 2 of packed sequences.
         queries: its indices in tensors of queries and outputs.
         keys: its indices in tensors of keys and values.
-        names: what each row or sequence is: `row 2 at position 0`.
+        names: the name of each row or sequence: `row 2 at position 0`.
     """
 
     case: Case

@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from attn_exp.core.process import die_with_parent
-from attn_exp.core.profile import RESULT_NAME, Profile, profile_folder
-from attn_exp.core.record_file import read_record
+from attn_exp.core.host.process import die_with_parent
+from attn_exp.core.record.file import read_record
+from attn_exp.core.record.profile import RESULT_NAME, Profile, profile_folder
 from attn_exp.profilers.base import Early, load_profiler
 from attn_exp.worker.attempt import Attempt
 from attn_exp.worker.machine.device import Machine

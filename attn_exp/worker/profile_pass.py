@@ -10,31 +10,28 @@ from typing import Any
 
 import msgspec
 
-from attn_exp.backends.package import Unavailable
 from attn_exp.core.files import remove
-from attn_exp.core.profile import Profile, profile_folder
-from attn_exp.core.record import Record
-from attn_exp.core.record_file import write_record
-from attn_exp.core.soundness import unsound_part
+from attn_exp.core.record.file import write_record
+from attn_exp.core.record.profile import Profile, profile_folder
+from attn_exp.core.record.record import Record
 from attn_exp.profilers.base import Subject, load_profiler
-from attn_exp.worker.attempt import error_summary
+from attn_exp.worker.attempt import marked, status_of
 from attn_exp.worker.machine.device import Machine
-from attn_exp.worker.nvtx import marked
 from attn_exp.worker.prepare import PreparedBackend
 
 _MB = 1e6
 
 
 def profile_job(
-    record: Record, prepared: PreparedBackend, machine: Machine, job: Path, announce: Callable[[], None]
+    record: Record, prepared: PreparedBackend, machine: Machine, job: Path, announce: Callable[[str], None]
 ) -> Record:
     """Run each profiler of the request; return the record with their profiles, rewritten into `job` after each.
 
-    `announce` is called before each profiler, so that the parent restarts its timeout. No exception escapes; if the
-    process dies, the record of the timing is on disk.
+    `announce` is called with `profile` before each profiler, so that the parent restarts its timeout. No exception
+    escapes; if the process dies, the record of the timing is on disk.
     """
     for options in record.request.profilers:
-        announce()
+        announce("profile")
         name = str(options["name"])
         folder = profile_folder(job, name)
         remove(folder)  # a link, too
@@ -60,36 +57,22 @@ def run_profiler(profile: Callable[[], Profile], job: Path, folder: Path) -> Pro
     """Return the profile, or a failed one with a reason if `profile` raises."""
     try:
         return profile()
-    except Unavailable as error:
-        return Profile(status="unavailable", reason=str(error), files=_files(job, folder))
-    except ImportError as error:
-        return Profile(status="unavailable", reason=f"a package is missing: {error}", files=_files(job, folder))
     except Exception as error:  # a profiler may raise anything, and the timing must stay
-        traceback.print_exc()
-        return Profile(status="failed", reason=error_summary(error), files=_files(job, folder))
+        status, reason = status_of(error, "")
+        if status != "unavailable":
+            traceback.print_exc()
+        files = tuple(sorted(str(path.relative_to(job)) for path in folder.rglob("*") if path.is_file()))
+        return Profile(status="unavailable" if status == "unavailable" else "failed", reason=reason, files=files)
 
 
 def _profiled(options: dict[str, Any], subject: Callable[[], Subject]) -> Profile:
-    """Run one profiler, and return its profile as it will be read from the record.
-
-    Encoding, decoding and checking it here keeps a faulty profile from making the whole record unreadable.
-
-    Raises:
-        TypeError: a record cannot hold it. JSON encodes NaN as `null`, for example.
-    """
+    """Run one profiler; return its profile as it will be read. A faulty one must not make the record unreadable."""
     profile = load_profiler(options).profile(subject())
     try:
         profile = msgspec.json.decode(msgspec.json.encode(profile), type=Profile)
-        if (odd := unsound_part(f"profiles.{options['name']}", profile)) is not None:
-            raise TypeError(odd)
     except (msgspec.ValidationError, TypeError) as error:
         raise TypeError(f"a record cannot hold the profile of profiler={options['name']}: {error}") from error
     return profile
-
-
-def _files(job: Path, folder: Path) -> tuple[str, ...]:
-    """Return the files that a failed profiler left."""
-    return tuple(sorted(str(path.relative_to(job)) for path in folder.rglob("*") if path.is_file()))
 
 
 def _bounded(profile: Profile, job: Path, limit_mb: float) -> Profile:

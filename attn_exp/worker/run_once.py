@@ -9,9 +9,9 @@ import torch
 
 from attn_exp.backends.base import load_backend, step
 from attn_exp.backends.compile import use_caches
-from attn_exp.core.request import Request
-from attn_exp.timers.sync import synchronize
-from attn_exp.worker.nvtx import marked
+from attn_exp.core.record.request import Request
+from attn_exp.timers.call import synchronize
+from attn_exp.worker.attempt import marked
 from attn_exp.worker.prepare import calls_for
 from attn_exp.workloads import workload_of
 

@@ -2,20 +2,21 @@
 
 import time
 
-from attn_exp.core.record import Timing
-from attn_exp.core.request import Request
+from attn_exp.core.record.record import Timing
+from attn_exp.core.record.request import Request
 from attn_exp.timers import make_timer
+from attn_exp.timers.call import Call, synchronize
 from attn_exp.timers.graph import CaptureFailed
-from attn_exp.timers.kernel import ProfilerLost
+from attn_exp.timers.kernel import LONG_US, KernelTimer, ProfilerLost, block_of
 from attn_exp.timers.loop import Timer, single_block
-from attn_exp.timers.sync import synchronize
-from attn_exp.timers.timed_call import Call
 from attn_exp.worker.attempt import Attempt
 from attn_exp.worker.machine.device import Machine
 
-# What a block takes, and the limits of its calls, which few rounds lower.
-_BLOCK_US = 10_000.0
-_LEAST_CALLS, _MOST_CALLS = 4, 12
+# The limits of a block's calls, and what it takes between them.
+_BLOCK_US = 20_000.0
+_LEAST_CALLS, _MOST_CALLS = 3, 50
+# The profiler takes its time to read each call's records.
+_MOST_TRACED = 12
 
 
 def timer_for(request: Request, name: str, machine: Machine) -> Timer:
@@ -24,22 +25,21 @@ def timer_for(request: Request, name: str, machine: Machine) -> Timer:
 
 
 def secondary_timings(attempt: Attempt, machine: Machine, direction: str, timer: Timer, call: Call) -> list[Timing]:
-    """Run one block with each secondary timer. It runs halfway through the rounds, so that clocks match.
-
-    Args:
-        attempt: the job, which gets flags where a timer cannot time the call.
-        machine: where it runs.
-        direction: the pass.
-        timer: the one that ranks.
-        call: what they time.
-    """
-    calls = calls_of_block(attempt.request.measuring.min_rounds, _call_us(attempt, machine, direction, call))
-    timings = []
+    """Run one block with each secondary timer, right before the first round, so that clocks match."""
+    call_us, timings = _call_us(attempt, machine, direction, call), list[Timing]()
+    traced = attempt.traced.get(direction)
     for name in attempt.request.measuring.also:
         if name == "event" and timer.name == "device" and not getattr(timer, "blocked", True):
             continue  # an unblocked device timer measures the same as `event`
+        # The calls that were traced to name the kernels; long ones in a row, which do not rest the GPU.
+        if name == "kernel" and traced and (call_us < LONG_US or attempt.request.measuring.regime == "burst"):
+            timings.append(block_of(traced, attempt.request.measuring.l2))
+            continue
+        other = timer_for(attempt.request, name, machine)
+        if isinstance(other, KernelTimer):
+            other.call_us = call_us
         try:
-            timings.append(single_block(timer_for(attempt.request, name, machine), call, calls))
+            timings.append(single_block(other, call, calls_of_block(name, call_us)))
         except ProfilerLost:
             attempt.flags.add("profiler_lossy")
         except CaptureFailed:
@@ -47,14 +47,10 @@ def secondary_timings(attempt: Attempt, machine: Machine, direction: str, timer:
     return timings
 
 
-def calls_of_block(min_rounds: int, call_us: float) -> int:
-    """Return how many calls a secondary timer's block has.
-
-    As many as fill the block, and of long ones half of the least number of rounds: what is content with few rounds need
-    not be checked by many long calls.
-    """
-    least = max(2, min(_LEAST_CALLS, min_rounds // 2))
-    return max(least, min(_MOST_CALLS, int(_BLOCK_US / call_us)))
+def calls_of_block(timer: str, call_us: float) -> int:
+    """Return how many calls a secondary timer's block has: as many as fill it, within limits."""
+    most = _MOST_TRACED if timer == "kernel" else _MOST_CALLS
+    return max(_LEAST_CALLS, min(most, int(_BLOCK_US / call_us)))
 
 
 def _call_us(attempt: Attempt, machine: Machine, direction: str, call: Call) -> float:

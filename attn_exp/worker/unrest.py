@@ -2,11 +2,9 @@
 
 import random
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
-
-from attn_exp.worker.judge.timed_pass import poison
 
 # Blocks of memory that stay while the next calls run, and the largest one of them.
 _HELD, _LARGEST_BYTES = 3, 64 << 20
@@ -15,14 +13,10 @@ _SIDE, _MOST_PRODUCTS = 2048, 8
 
 
 class Unrest:
-    """Lets every call find other memory, and on a GPU every other one a device that computes something else, too.
+    """Gives every call other memory, and on a GPU every other call a device that also computes something else.
 
     A result in memory of another address, which holds NaN, shows what a kernel reads and did not write. Work on another
     stream takes multiprocessors away, so that blocks of a kernel run in another order.
-
-    Args:
-        likes: tensors of the results' forms, by name.
-        device: where the calls run.
     """
 
     def __init__(self, likes: Mapping[str, torch.Tensor], device: torch.device) -> None:
@@ -50,3 +44,13 @@ class Unrest:
         self._held.clear()
         if self._side is not None:
             self._side.synchronize()
+
+
+def poison(likes: Iterable[torch.Tensor], device: torch.device) -> None:
+    """Leave NaN in the memory that the next results will probably lie in: what a call does not write then shows."""
+    for like in likes:
+        if like.element_size() == 1:
+            # The code of e4m3's NaN.
+            torch.full(like.shape, 0x7F, dtype=torch.uint8, device=device)
+        else:
+            torch.full(like.shape, float("nan"), dtype=like.dtype, device=device)

@@ -5,8 +5,8 @@ from attn_exp.attention.expected import Expected, expected
 from attn_exp.attention.hard_values import make_inputs_of
 from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import Backend, Calls
-from attn_exp.core.case import NORMAL, Case
-from attn_exp.core.record import Work
+from attn_exp.core.case.case import NORMAL, Case
+from attn_exp.core.record.record import Work
 
 
 class AttentionAlone:
@@ -27,5 +27,5 @@ class AttentionAlone:
         return backend.prepare(case, inputs)
 
     def work(self, case: Case) -> dict[str, Work]:
-        """Return nothing: attn_exp.core.flops computes the work in closed form."""
+        """Return nothing: attn_exp.core.case.flops computes the work in closed form."""
         return {}

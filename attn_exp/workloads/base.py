@@ -5,8 +5,8 @@ from typing import Any, Protocol
 from attn_exp.attention.error_parts import Tolerance
 from attn_exp.attention.expected import Expected
 from attn_exp.backends.base import Backend, Calls
-from attn_exp.core.case import NORMAL, Case
-from attn_exp.core.record import Work
+from attn_exp.core.case.case import NORMAL, Case
+from attn_exp.core.record.record import Work
 
 
 class Workload(Protocol):

@@ -10,16 +10,16 @@ import torch
 from attn_exp.attention.autograd import Attention, autograd_backward
 from attn_exp.attention.error_parts import Tolerance
 from attn_exp.attention.expected import Expected
-from attn_exp.attention.formula import formula, hidden_keys, masked
+from attn_exp.attention.formula import formula, hidden_keys
 from attn_exp.attention.inputs import make_inputs
 from attn_exp.attention.part import PART_SCORES
 from attn_exp.attention.reference import reference_attention
 from attn_exp.attention.tolerance import bounds
 from attn_exp.backends.base import NO_FUNCTION, Backend, Calls, calls_of
 from attn_exp.backends.package import Refused
-from attn_exp.core.case import HALVES, NORMAL, Case
-from attn_exp.core.flops import flops
-from attn_exp.core.record import Work
+from attn_exp.core.case.case import HALVES, NORMAL, Case
+from attn_exp.core.case.flops import flops
+from attn_exp.core.record.record import Work
 from attn_exp.workloads.block_inputs import BlockInputs
 
 # Standard deviation of the scores. With flat scores attention averages over thousands of keys and nearly vanishes
@@ -85,12 +85,27 @@ class BlockWorkload:
             made: torch.Tensor = block(attention, *operands)
             return made
 
+        strides = self._strides(case)
+
         def alone(*qkv: torch.Tensor) -> torch.Tensor:
             # No leaves of the graph, as what the block's projections return.
-            made: torch.Tensor = attention(*(one.view_as(one) for one in qkv))
+            made: torch.Tensor = attention(*map(_lying, qkv, strides))
             return made
 
         return replace(calls_of(function, inputs, prepared.scope, prepared.notes), alone=alone)
+
+    def _strides(self, case: Case) -> list[tuple[int, ...]]:
+        """Return the strides of q, k and v as the block hands them to its attention: parts of wider tensors, say."""
+        found: list[tuple[int, ...]] = []
+
+        def attention(*qkv: torch.Tensor) -> torch.Tensor:
+            found.extend(one.stride() for one in qkv)
+            return _free_attention(*qkv)
+
+        block, operands = self._on_meta(case)
+        with torch.no_grad():
+            block(attention, *operands)
+        return found
 
     def work(self, case: Case) -> dict[str, Work]:
         """Return the work of each pass.
@@ -102,13 +117,7 @@ class BlockWorkload:
         # It imports Triton, which nothing else needs on a CPU.
         from torch.utils.flop_counter import FlopCounterMode
 
-        meta = torch.device("meta")
-        block = self._built(case, meta)
-        dtype: torch.dtype = getattr(torch, case.dtype)
-        shapes = block.operand_shapes(case)
-        operands = [
-            torch.empty(shapes[name], dtype=dtype, device=meta).requires_grad_() for name in block.operand_names
-        ]
+        block, operands = self._on_meta(case)
         leaves = [*operands, *block.parameters()]
         with FlopCounterMode(display=False) as forward:
             out = block(_free_attention, *operands)
@@ -123,6 +132,13 @@ class BlockWorkload:
             name: Work(flops=linear[name] + counted[name], attention_flops=counted[name], bytes=moved[name])
             for name in linear
         }
+
+    def _on_meta(self, case: Case) -> tuple[Any, list[torch.Tensor]]:
+        """Return the block and its operands without memory."""
+        block, dtype = self._built(case, torch.device("meta")), getattr(torch, case.dtype)
+        shapes = block.operand_shapes(case)
+        empty = (torch.empty(shapes[name], dtype=dtype, device="meta") for name in block.operand_names)
+        return block, [one.requires_grad_() for one in empty]
 
     def _built(self, case: Case, device: torch.device) -> Any:
         """Return the block with uninitialised weights: PyTorch's initialisation would only take time."""
@@ -145,6 +161,13 @@ def _fill(block: Any, generator: torch.Generator) -> None:
                 weight += 1.0
         if name in block.sharpened:
             weight *= _SCORES**0.5
+
+
+def _lying(one: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """Return a tensor with these strides, in the graph of another one: a view, or a copy where they differ."""
+    if one.stride() == strides:
+        return one.view_as(one)
+    return torch.empty_strided(one.shape, strides, dtype=one.dtype, device=one.device).copy_(one)
 
 
 def _free_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -170,7 +193,7 @@ def _tolerances(case: Case, inputs: BlockInputs, *, with_gradients: bool) -> dic
     """
     tokens = min(case.q_len, max(1, int((PART_SCORES[inputs.d_out.device.type] / case.q_heads) ** 0.5)))
     part, on_part = replace(case, batch=1, q_len=tokens, kv_len=tokens), inputs.first(tokens)
-    mask = hidden_keys(part, 0, tokens, inputs.d_out.device) if masked(part) else None
+    mask = hidden_keys(part, 0, tokens, inputs.d_out.device) if not part.dense else None
     outcome = partial(_outcome, with_gradients=with_gradients)
     rounded = outcome(on_part, partial(formula, part, mask))
     single = outcome(on_part.to(torch.float32), reference_attention(part))

@@ -1,10 +1,14 @@
-"""The inputs of a block: its weights, its operands, and its output's gradient."""
+"""What blocks share: their inputs, and the rotary positions around their attention."""
 
 import copy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
+
+from attn_exp.attention.autograd import Attention
+from attn_exp.core.case.case import Case
 
 
 @dataclass(frozen=True)
@@ -40,3 +44,46 @@ class BlockInputs:
             return part.contiguous().requires_grad_(tensor.requires_grad)
 
         return BlockInputs(self.block, tuple(cut(one) for one in self.operands), cut(self.d_out))
+
+
+class RotaryBlock(nn.Module):
+    """A block whose attention has rotary positions, of tokens x (batch, length, width) and perhaps of a vector."""
+
+    operand_names: tuple[str, ...] = ("x", "vec")
+    rotary_base = 10_000.0
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        assert case.mlp_dim is not None
+        self.heads, self.head_dim, self.mlp_dim = case.q_heads, case.head_dim, case.mlp_dim
+        self.width = case.q_heads * case.head_dim
+        self.tables = torch.empty(0)
+
+    def operand_shapes(self, case: Case) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of x, and of a vector that modulates all tokens."""
+        return {"x": (case.batch, case.q_len, self.width), "vec": (case.batch, self.width)}
+
+    def place(self, case: Case, device: torch.device) -> None:
+        """Build the rotary tables, which are no weights."""
+        self.tables = rotary_tables(case.q_len, self.head_dim, self.rotary_base, device)
+
+    def attended(self, attention: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Return the attention (batch, length, width) of q, k and v (batch, length, heads, dim)."""
+        q, k = rotate(q, self.tables), rotate(k, self.tables)
+        return attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2).flatten(2)
+
+
+def rotary_tables(length: int, dim: int, base: float, device: torch.device) -> torch.Tensor:
+    """Return cosines and sines, (2, length, 1, dim / 2) in float32, the same numbers for every precision."""
+    frequencies = base ** (-torch.arange(0, dim, 2, device=device, dtype=torch.float64) / dim)
+    angles = torch.arange(length, device=device, dtype=torch.float64)[:, None] * frequencies
+    return torch.stack([angles.cos(), angles.sin()]).float().unsqueeze(2)
+
+
+def rotate(x_bshd: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
+    """Rotate each pair of dimensions by its position's angle, in at least float32; the result has x's dtype."""
+    cos, sin = tables[:, : x_bshd.shape[1]]
+    wide = torch.promote_types(x_bshd.dtype, torch.float32)
+    even, odd = x_bshd.to(wide).unflatten(-1, (-1, 2)).unbind(-1)
+    turned = torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1)
+    return turned.flatten(-2).to(x_bshd.dtype)

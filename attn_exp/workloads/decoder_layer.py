@@ -9,24 +9,22 @@ from torch import nn
 from torch.nn import functional as F
 
 from attn_exp.attention.autograd import Attention
-from attn_exp.core.case import Case
-from attn_exp.workloads.rotary import rotary_tables, rotate
+from attn_exp.core.case.case import Case
+from attn_exp.workloads.block_inputs import RotaryBlock
 
 _EPS = 1e-5
-_ROTARY_BASE = 500_000.0
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(RotaryBlock):
     """Maps tokens x (batch, length, width) to tokens."""
 
     operand_names = ("x",)
+    rotary_base = 500_000.0
     # The weights that set the scores' scale.
     sharpened = ("wq.weight", "wk.weight")
 
     def __init__(self, case: Case) -> None:
-        super().__init__()
-        assert case.mlp_dim is not None
-        self.head_dim, self.width = case.head_dim, case.q_heads * case.head_dim
+        super().__init__(case)
         kv_width = case.kv_heads * case.head_dim
         self.attention_norm = nn.RMSNorm(self.width, eps=_EPS)
         self.wq = nn.Linear(self.width, self.width, bias=False)
@@ -34,26 +32,15 @@ class DecoderLayer(nn.Module):
         self.wv = nn.Linear(self.width, kv_width, bias=False)
         self.wo = nn.Linear(self.width, self.width, bias=False)
         self.mlp_norm = nn.RMSNorm(self.width, eps=_EPS)
-        self.w1 = nn.Linear(self.width, case.mlp_dim, bias=False)
-        self.w2 = nn.Linear(case.mlp_dim, self.width, bias=False)
-        self.w3 = nn.Linear(self.width, case.mlp_dim, bias=False)
-        self.tables = torch.empty(0)
-
-    def operand_shapes(self, case: Case) -> dict[str, tuple[int, ...]]:
-        """Return the shape of x."""
-        return {"x": (case.batch, case.q_len, self.width)}
-
-    def place(self, case: Case, device: torch.device) -> None:
-        """Build the rotary tables, which are no weights."""
-        self.tables = rotary_tables(case.q_len, self.head_dim, _ROTARY_BASE, device)
+        self.w1 = nn.Linear(self.width, self.mlp_dim, bias=False)
+        self.w2 = nn.Linear(self.mlp_dim, self.width, bias=False)
+        self.w3 = nn.Linear(self.width, self.mlp_dim, bias=False)
 
     def forward(self, attention: Attention, x: torch.Tensor) -> torch.Tensor:
         """Compute the layer with an attention of (batch, heads, length, dim)."""
         normed = self.attention_norm(x)
         q, k, v = (linear(normed).unflatten(-1, (-1, self.head_dim)) for linear in (self.wq, self.wk, self.wv))
-        q, k = rotate(q, self.tables), rotate(k, self.tables)
-        attended = attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2).flatten(2)
-        x = x + self.wo(attended)
+        x = x + self.wo(self.attended(attention, q, k, v))
         normed = self.mlp_norm(x)
         made: torch.Tensor = x + self.w2(F.silu(self.w1(normed)) * self.w3(normed))
         return made

@@ -9,13 +9,13 @@ from attn_exp.attention.autograd import Function, autograd_backward
 from attn_exp.attention.error import tensor_error
 from attn_exp.attention.error_parts import Tolerance
 from attn_exp.attention.expected import Expected
-from attn_exp.attention.formula import formula, hidden_keys, masked
+from attn_exp.attention.formula import formula, hidden_keys
 from attn_exp.attention.inputs import Inputs
 from attn_exp.attention.reference import reference_attention
 from attn_exp.attention.tolerance import FACTOR, ROUNDOFF, WORST_ROW_FACTOR, bounds
 from attn_exp.backends.base import Backend, Calls, calls_of
-from attn_exp.core.case import GIVEN, NORMAL, PASSES, Case
-from attn_exp.core.record import Work
+from attn_exp.core.case.case import GIVEN, NORMAL, PASSES, Case
+from attn_exp.core.record.record import Work
 from attn_exp.workloads.attention import AttentionAlone
 
 # Maps a precision to the function that computes in it.
@@ -83,14 +83,9 @@ class Operands:
 
 
 class GivenReference:
-    """Tensors that the user gave, compared with a reference of their own.
+    """Tensors that the user gave, compared with a reference of their own; `counted` is whether the case has its work.
 
     Tolerances are those of the reference in the tensors' own dtype, as for other jobs those of the formula are.
-
-    Args:
-        given: q, k, v and the output's gradient.
-        reference: what is right.
-        counted: whether the case says how much work it is; a reference may compute anything.
 
     Raises:
         ValueError: the reference's result is not finite, or has another shape than the output's gradient.
@@ -178,7 +173,7 @@ def scaled(case: Case, scale: float) -> Reference:
         return lambda q, k, v: formula(case, hidden(q), q * factor, k, v)
 
     def hidden(q: torch.Tensor) -> torch.Tensor | None:
-        return hidden_keys(case, 0, case.q_len, q.device) if masked(case) else None
+        return hidden_keys(case, 0, case.q_len, q.device) if not case.dense else None
 
     return of
 

@@ -9,7 +9,7 @@ import cProfile
 import io
 import pstats
 
-from attn_exp.core.profile import Profile, ProfiledKernel
+from attn_exp.core.record.profile import Profile, ProfiledKernel
 from attn_exp.profilers.base import Subject
 
 

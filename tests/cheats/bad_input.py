@@ -28,14 +28,6 @@ class _OnceChanged(Plain):
         return self.otherwise(run) if self.changed() else run()
 
 
-@cheat("bad input", "error", r"ValueError: these are not the inputs", passes=FORWARD)
-class RaisesOnOtherInputs(_OnceChanged):
-    """Raises when it is given other inputs than in its first call."""
-
-    def otherwise(self, run: Run) -> Any:
-        raise ValueError("these are not the inputs that I was made for")
-
-
 @cheat("bad input", "error", r"RuntimeError: no second backward", passes=BOTH)
 class RaisesInALaterBackward(Plain):
     """Raises in every backward after its first."""
@@ -57,48 +49,12 @@ class AnotherShapeLater(_OnceChanged):
         return run()[:, :, :-1]
 
 
-@cheat("bad input", ("inaccurate", "error"), r"shape", passes=BOTH)
-class AnotherGradientShapeLater(_OnceChanged):
-    """Returns another shape of dk when its inputs have changed."""
-
-    def forward(self, run: Run) -> Any:
-        return run()
-
-    def backward(self, run: Run) -> Any:
-        dq, dk, dv = run()
-        return dq, (dk[:, :1] if self.changed() else dk), dv
-
-
-@cheat("bad input", "inaccurate", r"\bout\b", passes=FORWARD)
-class NanLater(_OnceChanged):
-    """Returns NaN when its inputs have changed."""
-
-    def otherwise(self, run: Run) -> Any:
-        return run() * float("nan")
-
-
-@cheat("bad input", "inaccurate", r"\bout\b", passes=FORWARD)
-class NoneLater(_OnceChanged):
-    """Returns None when its inputs have changed."""
-
-    def otherwise(self, run: Run) -> Any:
-        return None
-
-
 @cheat("bad input", "out_of_memory", r".", passes=FORWARD)
 class AsksForEverythingLater(_OnceChanged):
     """Allocates more than any machine has when its inputs have changed."""
 
     def otherwise(self, run: Run) -> Tensor:
         return run() + torch.empty(1 << 50, dtype=torch.int8).sum()
-
-
-@cheat("bad input", ("error", "crashed"), r"enough|worker", passes=FORWARD, worker=True)
-class ExitsLater(_OnceChanged):
-    """Calls sys.exit when its inputs have changed."""
-
-    def otherwise(self, run: Run) -> Any:
-        raise SystemExit("enough")
 
 
 @cheat("bad input", "timeout", r"took longer than", passes=FORWARD, worker=True)

@@ -1,6 +1,5 @@
 """What a backward needs is kept where another forward writes, or where it is taken for another one's."""
 
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,7 +8,6 @@ import torch
 
 from attn_exp.backends.base import Calls
 from cheats.corpus import case_of, cheat, honest
-from cheats.gradients import slow_weights
 from cheats.gradients_late import gradients
 from cheats.ways import Plain, Run, Tensor
 
@@ -66,51 +64,6 @@ class TwoWorkspacesInTurn(_Saves):
         return lambda: weights(*space)
 
 
-@cheat("gradients", ("inaccurate", "implausible"), r"\bd[qk]|first backward", case=LONG)
-class WeightsByTheAddress(_Saves):
-    """Keeps the weights of four backwards by the output's address, which later outputs get again."""
-
-    def prepared(self, case: Any, inputs: Any) -> Any:
-        self.known: dict[int, Tensor] = {}
-        return inputs
-
-    def save(self, out: Tensor, q: Tensor, k: Tensor, lse: Tensor) -> Run:
-        key = out.data_ptr()
-
-        def found() -> Tensor:
-            if key not in self.known:
-                while len(self.known) > 3:
-                    self.known.pop(next(iter(self.known)))
-                # Slowly, so that the difference shows on a busy machine, too.
-                self.known[key] = slow_weights(q, k).to(q.dtype)
-            return self.known[key]
-
-        return found
-
-
-@cheat("gradients", "inaccurate", r"\bdv|dvT v")
-class EqualWeightsNowAndThen(Plain):
-    """Computes dv as of equal weights, which has the right sums, in three of four calls after the first two."""
-
-    calls = 0
-
-    def backward(self, run: Run) -> Any:
-        self.calls += 1
-        dq, dk, dv = run()
-        if self.calls > 2 and random.SystemRandom().random() < 0.75:
-            dv = self.inputs.d_out.mean(2, keepdim=True).expand(dv.shape).contiguous()
-        return dq, dk, dv
-
-
-@honest(case=LONG)
-class KeepsTensorsForEachOutput(_Saves):
-    """Copies what the backward needs of each output, in tensors of its own that live as long as the output's graph."""
-
-    def save(self, out: Tensor, *tensors: Tensor) -> Run:
-        copies = [one.clone() for one in tensors]
-        return lambda: weights(*copies)
-
-
 @honest(case=LONG)
 class RingOfGradients(Plain):
     """Writes gradients into three sets of buffers in turn.."""
@@ -129,35 +82,3 @@ class RingOfGradients(Plain):
             return copied
 
         return replace(calls, backward=backward)
-
-
-class _Adapting(torch.autograd.Function):
-    """Saves the weights if it is told to."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, backwards: list[int]) -> Tensor:
-        scores = q @ k.mT * q.shape[-1] ** -0.5
-        ctx.weights = slow_weights(q, k).to(q.dtype) if len(backwards) > 5 else None
-        ctx.backwards = backwards
-        ctx.save_for_backward(q, k, v)
-        return torch.softmax(scores, -1) @ v
-
-    @staticmethod
-    def backward(ctx: Any, d_out: Tensor) -> Any:
-        q, k, v = ctx.saved_tensors
-        ctx.backwards.append(1)
-        if ctx.weights is None:
-            ctx.weights = slow_weights(q, k).to(q.dtype)
-        return *gradients(ctx.weights, q, k, v, d_out), None
-
-
-@cheat("gradients", "implausible", "forward: once backwards were timed a forward runs")
-class SavesOnceBackwardsAreRepeated(Plain):
-    """Computes weights for the backward in its forward only after five backwards: when forwards are no longer timed."""
-
-    def prepared(self, case: Any, inputs: Any) -> Any:
-        self.backwards: list[int] = []
-        return inputs
-
-    def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return _Adapting.apply(q, k, v, self.backwards)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from attn_exp.core.case import Case
-from attn_exp.core.request import Compile
+from attn_exp.core.case.case import Case
+from attn_exp.core.record.request import Compile
 
 # Public reports of cheats and of their causes, by the name under which an entry cites them.
 REPORTS = {

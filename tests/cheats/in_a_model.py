@@ -71,28 +71,12 @@ class StridesOfTheOutput(Plain):
         return attention_with(q, k, v, by_the_strides_of_the_output)
 
 
-@cheat("gradients", "inaccurate", "changed in place after its forward spoils the gradients silently: dq is", case=LONG)
-class OutputAsAnAttribute(Plain):
-    """Keeps the output for its backward where autograd does not see that a model changes it."""
-
-    def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return _Attention.apply(q, k, v, False, as_it_is)
-
-
 @honest(case=LONG)
 class OutputIsSaved(Plain):
     """Saves the output for its backward, which raises where a model has changed it."""
 
     def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attention_with(q, k, v, as_it_is)
-
-
-@honest(case=LONG)
-class OutputIsCopied(Plain):
-    """Keeps the output for its backward, and returns a copy."""
-
-    def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return _Attention.apply(q, k, v, False, as_it_is).clone()
 
 
 @honest(case=LONG)
@@ -115,7 +99,36 @@ class KeepsStrides(Plain):
 
     def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         def by_the_first(d_out: Tensor, out: Tensor) -> Tensor:
-            return torch.as_strided(d_out, out.shape, self.kept.setdefault(out.shape, d_out.stride()))
+            strides = self.kept.setdefault(out.shape, d_out.stride())
+            # A block's may have gaps, and lie in more memory than another.
+            reached = 1 + sum((size - 1) * stride for size, stride in zip(out.shape, strides, strict=True))
+            lying = torch.as_strided(d_out, (d_out.untyped_storage().size() // d_out.element_size(),), (1,), 0)
+            return torch.as_strided(torch.cat([lying, lying.new_zeros(reached)]), out.shape, strides)
 
         k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for tensor in (k, v))
         return attention_with(q, k, v, by_the_first)
+
+
+class _Saved(torch.autograd.Function):
+    """Saves its inputs as autograd knows them."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        p = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
+        ctx.save_for_backward(q, k, v, p)
+        return p @ v
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> Any:
+        q, k, v, p = ctx.saved_tensors
+        dp = d_out @ v.mT
+        ds = p * (dp - (dp * p).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
+        return ds @ k, ds.mT @ q, p.mT @ d_out
+
+
+class _Reads(Plain):
+    read: Callable[[Tensor], Tensor]
+
+    def prepare(self, case: Any, inputs: Any) -> Calls:
+        read = type(self).read
+        return calls_of(lambda *qkv: attention_with(*(read(one) for one in qkv), as_it_is), inputs)

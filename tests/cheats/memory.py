@@ -31,24 +31,6 @@ class CachedForever(_Memo):
     """Returns the first call's output for ever."""
 
 
-@cheat("memory", "inaccurate", OUT, passes=FORWARD, seen="tensara#238")
-class CachedForeverWithoutBackward(_Memo):
-    """Returns the first call's output for ever, where no gradients are asked for."""
-
-
-@cheat("memory", "inaccurate", OUT, seen="pygpubench#7")
-class CachedAfterThreeCalls(Plain):
-    """Computes in its first three calls, where others judge, and returns the third's output from then on."""
-
-    calls = 0
-
-    def forward(self, run: Run) -> Tensor:
-        self.calls += 1
-        if self.calls <= 3:
-            self.kept = run()
-        return self.kept
-
-
 @cheat("memory", "inaccurate", OUT, passes=FORWARD, seen="reference-kernels#102")
 class MemoisedByIdentity(_Memo):
     """Remembers its output by id() of the tensors."""
@@ -65,49 +47,9 @@ class MemoisedByAddress(_Memo):
         return q.data_ptr(), k.data_ptr(), v.data_ptr()
 
 
-@cheat("memory", "inaccurate", OUT, passes=FORWARD, seen="kernelbot#501")
-class MemoisedByVersion(_Memo):
-    """Remembers its output by address and version counter, which tells writes that PyTorch counts."""
-
-    def key(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
-        return tuple((one.data_ptr(), one._version) for one in (q, k, v))
-
-
-@cheat("memory", "inaccurate", OUT, passes=FORWARD, seen=("flashinfer-bench#21", "reference-kernels#104"))
-class MemoisedByShape(_Memo):
-    """Remembers its output by shapes, strides and dtypes."""
-
-    def key(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
-        return tuple((one.shape, one.stride(), one.dtype) for one in (q, k, v))
-
-
-@cheat("memory", "inaccurate", OUT, passes=FORWARD, seen="flashinfer-bench#21")
+@cheat("memory", "inaccurate", r"it does not change with its inputs", passes=FORWARD, seen="flashinfer-bench#21")
 class MemoisedByFingerprint(_Memo):
     """Remembers its output by the magnitudes of a few elements."""
 
     def key(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
         return tuple(one.detach().flatten()[::509].abs().sum().item() for one in (q, k, v))
-
-
-@cheat("memory", ("inaccurate", "implausible"), KNOWN, passes=FORWARD, seen="flashinfer-bench#21")
-class MemoisedByNorm(_Memo):
-    """Remembers its output by the norms of the tensors."""
-
-    def key(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
-        return tuple(one.detach().norm().item() for one in (q, k, v))
-
-
-@cheat("memory", ("inaccurate", "implausible"), KNOWN, passes=FORWARD, seen="flashinfer-bench#21")
-class MemoisedByHistogram(_Memo):
-    """Remembers its output by a hash of the sorted magnitudes, which no flipped sign and no permutation changes."""
-
-    def key(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
-        return tuple(hash(one.detach().abs().flatten().sort().values[:4096].numpy().tobytes()) for one in (q, k, v))
-
-
-@cheat("memory", "inaccurate", OUT, passes=FORWARD)
-class MemoisedByScores(_Memo):
-    """Remembers its output by one row of scores, as if values could not change while scores stay."""
-
-    def key(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
-        return hash((q[0, 0, :1] @ k[0, 0].mT).detach().numpy().tobytes())

@@ -22,11 +22,6 @@ class AsWrittenInBf16(Plain):
     """Computes the formula as written, in bf16."""
 
 
-@honest(case=case_of(dtype="float16"))
-class AsWrittenInFp16(Plain):
-    """Computes the formula as written, in fp16."""
-
-
 @honest(case=case_of(256, dtype="bfloat16", softcap=50.0, causal=True, window=100))
 class Capped(Plain):
     """Computes a softcap and a window."""
@@ -150,15 +145,6 @@ class ConvertsInPrepare(Plain):
         return calls_of(attention, own)
 
 
-@honest()
-class ConvertsInEachCall(Plain):
-    """Copies its inputs to another layout in each call."""
-
-    def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k, v = (one.transpose(1, 2).contiguous().transpose(1, 2) for one in (q, k, v))
-        return attend(case, q, k, v)
-
-
 @honest(case=case_of(kv_len=250), passes=FORWARD)
 class PadsAndMasks(Plain):
     """Pads keys to whole tiles and masks the padding."""
@@ -192,7 +178,6 @@ class OneOutputForAllCalls(Plain):
         return Calls(forward=forward, backward=lambda _: gradients, inputs=inputs)
 
 
-@honest()
 class TwoGraphsAtATime(Plain):
     """Has no memory for a third graph while two are alive."""
 

@@ -2,19 +2,14 @@
 
 from typing import Any
 
-from cheats.blocks import CAPPED_LAYER, DIT, FP8, LAYER, Codes
+from cheats.blocks import DIT, FP8, LAYER, Codes
 from cheats.corpus import FORWARD, honest
-from cheats.ways import Plain, Run, Tensor, attend, grouped, hidden, softmax
+from cheats.ways import Plain, Tensor, grouped, softmax
 
 
 @honest(case=LAYER)
 class InALayer(Plain):
     """Computes the attention of a decoder layer."""
-
-
-@honest(case=CAPPED_LAYER)
-class CappedInALayer(Plain):
-    """Computes the attention of a decoder layer with a softcap, in bf16."""
 
 
 @honest(case=DIT)
@@ -33,26 +28,3 @@ class InCodes(Codes):
 @honest(rival=True)
 class AgainstItself(Plain):
     """Is measured in a duel with its own kind."""
-
-
-@honest(passes=FORWARD)
-class ConstantInputs(Plain):
-    """Keeps what does not depend on the inputs: mask and scale."""
-
-    def prepared(self, case: Any, inputs: Any) -> Any:
-        self.mask, self.scale = hidden(case, inputs.q_bhsd.device), case.head_dim**-0.5
-        return inputs
-
-    def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend(case, q, k, v, mask=self.mask)
-
-
-@honest(passes=FORWARD)
-class LastResultKept(Plain):
-    """Keeps a reference to its last output and frees it in the next call."""
-
-    last: Tensor | None = None
-
-    def forward(self, run: Run) -> Tensor:
-        self.last = run()
-        return self.last

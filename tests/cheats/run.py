@@ -8,9 +8,9 @@ from unittest import mock
 import torch
 from fakes import make_request
 
-from attn_exp.core.case import DTYPE_BYTES
-from attn_exp.core.record import Record
-from attn_exp.core.request import Request
+from attn_exp.core.case.case import DTYPE_BYTES
+from attn_exp.core.record.record import Record
+from attn_exp.core.record.request import Request
 from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.measure import measure, measure_interleaved
 from cheats.corpus import Entry
@@ -42,7 +42,7 @@ def short() -> Iterator[None]:
     """Shorten rounds, warm-up and compilation."""
     compile_ = torch.compile
     with (
-        mock.patch("attn_exp.timers.loop.ROUND_US", 2_000.0),
+        mock.patch("attn_exp.timers.loop.ROUNDS_US", 4_000.0),
         mock.patch("attn_exp.timers.loop.RIVALS_ROUND_US", 2_000.0),
         mock.patch("attn_exp.timers.loop.WARM_UP_US", 1_000.0),
         # A call that does nothing would be made thousands of times to fill a millisecond.

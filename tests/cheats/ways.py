@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from attn_exp.attention.formula import hidden_keys, masked
+from attn_exp.attention.formula import hidden_keys
 from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import Calls, calls_of
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 
 Tensor = torch.Tensor
 Run = Callable[[], Any]
@@ -36,19 +36,7 @@ def grouped(case: Case, tensor: Tensor) -> Tensor:
 
 def hidden(case: Case, device: torch.device) -> Tensor | None:
     """Return the mask (q_len, kv_len), True where a key is hidden; None if none is."""
-    return hidden_keys(case, 0, case.q_len, device) if masked(case) else None
-
-
-class StraightTanh(torch.autograd.Function):
-    """tanh forward, and the slope of the identity backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return torch.tanh(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad
+    return hidden_keys(case, 0, case.q_len, device) if not case.dense else None
 
 
 class _Passed(torch.autograd.Function):

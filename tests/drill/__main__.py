@@ -18,13 +18,13 @@ from pathlib import Path
 
 from test_tracking_patience import SICK
 
-from drill.campaigns import ENDS, Campaign, local, served
-from drill.command import Command
+from drill.campaigns import CONTAINER, ENDS, Campaign, local, served
+from drill.command import NOBODY, Command
 from drill.disk import into_a_namespace, make_disk
 from drill.ends import Ends
-from drill.evidence import held_locks, processes
+from drill.evidence import held_locks, leaks, processes
 from drill.odd import DATABASES, IN_PLACE, Private
-from drill.plan import LARGE, SHARES, SMALL, plans
+from drill.plan import LARGE, QUOTES, SHARES, SMALL, plans
 from drill.server import Server
 from drill.starts import Starts
 
@@ -33,6 +33,7 @@ FEWEST = 24
 # Besides those of the plan; by what their names begin with.
 _OTHERS = (
     *SMALL,
+    QUOTES,
     "in the place of a record",
     "in the place of sweep.id",
     "links out of the sweep",
@@ -47,6 +48,7 @@ _OF_LARGE = (
     *SHARES,
     *ENDS,
     "the parent killed by SIGKILL",
+    CONTAINER,
     "the parent killed while MLflow's database is made",
     "the same command twice at once",
     "the tracking server stopped and started",
@@ -54,6 +56,11 @@ _OF_LARGE = (
     *(f"in the place of the database: {kind}" for kind in DATABASES),
     *(f"in the place of a record: {kind}" for kind in IN_PLACE),
     "in the place of a job",
+    "a strange record",
+    *(f"odd and strange things read by {reader}" for reader in ("compare", "explain", "log")),
+    "an accent on a terminal of ASCII",
+    "no home and no entry of the user",
+    "a database of an older MLflow, refused",
 )
 
 
@@ -69,17 +76,30 @@ def drill(world: Path, jobs: int, seed: int, *, limit: bool) -> tuple[Counter[st
     for name, plan in own.items():
         plan.write(world / f"plan-{name}.json")
         say(f"{name}: {plan.jobs} jobs, {len(plan.faults)} of them suffer: {dict(Counter(plan.faults.values()))}")
+    # What ends a text in Python or SQL.
+    signs = world / "disk" / "100 o'clock"
+    signs.mkdir()
     places = {"served": world / "multirun" / "served", "local": world / "disk" / "local"}
     trackers = {
         "served": [f"tracker.uri={server.uri}"],
-        "local": [f"tracker.uri=sqlite:///{world}/disk/local.db", f"tracker.artifacts={world}/disk/artifacts"],
+        "local": [f'tracker.uri="sqlite:///{signs}/local.db"', f'tracker.artifacts="{signs}/artifacts"'],
     }
+    # As in a container that is started with `--user 12345`, on a terminal that knows only ASCII.
+    variables = {"served": {NOBODY: "1", "PYTHONIOENCODING": "ascii:strict"}}
     private = Private(world / "private")
-    databases = {"served": server.database, "local": world / "disk" / "local.db"}
+    databases = {"served": server.database, "local": signs / "local.db"}
     campaigns = {
         name: Campaign(
             plan,
-            Command(world, name, plan.jobs, world / f"plan-{name}.json", places[name], trackers[name]),
+            Command(
+                world,
+                name,
+                plan.jobs,
+                world / f"plan-{name}.json",
+                places[name],
+                trackers[name],
+                variables=variables.get(name),
+            ),
             databases[name],
             say,
             random.Random(seed),
@@ -102,7 +122,7 @@ def drill(world: Path, jobs: int, seed: int, *, limit: bool) -> tuple[Counter[st
     wrong = [line for campaign in campaigns.values() for line in campaign.wrong]
     left = processes(world)
     wrong += [f"process {number} is left" for number in left]
-    wrong += held_locks(world) + private.touched()
+    wrong += held_locks(world) + private.touched() + leaks(world)
     counts = sum((campaign.counts for campaign in campaigns.values()), Counter[str]())
     for fault in (*_OTHERS, *(_OF_LARGE if jobs >= LARGE else ())):
         if not any(what.startswith(fault) and count for what, count in counts.items()):
@@ -115,7 +135,9 @@ def _guarded(run: object, campaign: Campaign, tool: object) -> None:
     try:
         run(campaign, tool)  # type: ignore[operator]
     except Exception as error:
-        campaign.wrong.append(f"{campaign.plan.sweep}: the drill itself failed: {error!r}")
+        failed = f"{campaign.plan.sweep}: the drill itself failed: {error!r}"
+        campaign.say(failed)
+        campaign.wrong.append(failed)
 
 
 def main() -> int:

@@ -11,8 +11,9 @@ from crashers import ExhaustsMemory, Exits, Hangs, Segfaults, _Hurts
 
 from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import Calls
-from attn_exp.core.case import Case
-from drill.plan import struck
+from attn_exp.core.case.case import Case
+from drill.command import ACCENT, SECRETS
+from drill.plan import QUOTES, struck
 
 
 def end_later() -> None:
@@ -37,6 +38,13 @@ def write_long_log() -> None:
     os.ftruncate(2, 2 << 30)
 
 
+def quote_secrets() -> None:
+    """Raise an error that has the values of secret variables, which also stand in the worker's log."""
+    text = " ".join(f"{name}={os.environ[name]}" for name in SECRETS)
+    print(f"login with {text}", file=sys.stderr, flush=True)
+    raise RuntimeError(f"{ACCENT}: cannot log in with {text} at https://drill:{os.environ[next(iter(SECRETS))]}@host/")
+
+
 _FAULTS = {
     "segmentation fault": Segfaults,
     "exit in a library": Exits,
@@ -48,6 +56,7 @@ _OTHERS = {
     "bytes that are no text for the parent": write_bytes,
     "a daemon of its own": leave_daemon,
     "a log of two gigabytes": write_long_log,
+    QUOTES: quote_secrets,
 }
 
 

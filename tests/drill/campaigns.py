@@ -1,6 +1,7 @@
 """Campaigns: what happens to the two sweeps of a drill, and in which order."""
 
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -9,15 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from test_tracking_database import older
 from test_tracking_patience import SICK
 
 from attn_exp.core.errors import RecordError
 from attn_exp.core.files import remove
-from attn_exp.core.record_file import read_record
-from drill.command import Command, Ended, Running, Step
+from attn_exp.core.record.file import read_record
+from drill.command import ACCENT_IN_ASCII, SECRETS, Command, Ended, Running, Step, can_contain
 from drill.disk import Disk
-from drill.evidence import Evidence, cut_in_half, wrong
-from drill.odd import DATABASES, Private, plant, plant_before, read_only
+from drill.evidence import HOME, Evidence, cut_in_half, wrong
+from drill.odd import DATABASES, Private, hostile_words, plant, plant_before, read_only
 from drill.plan import FIRST_END, LARGE, Plan, struck
 from drill.server import Server, sick_server
 from drill.writers import Writers
@@ -33,6 +35,7 @@ ENDS = {
     "the terminal closed (SIGHUP)": (signal.SIGHUP,),
     "the parent ended by SIGTERM": (signal.SIGTERM,),
 }
+CONTAINER = "the container ended with all that is in it"
 # What a command says that left something to do.
 _UNDONE = ("without a result", "MLflow at ", "cannot write to ")
 Say = Callable[[str], None]
@@ -55,10 +58,10 @@ class Campaign:
     def __post_init__(self) -> None:
         self.evidence = Evidence(self.plan)
 
-    def run(self, *steps: Step, more: Sequence[str] = ()) -> Ended:
+    def run(self, *steps: Step, more: Sequence[str] = (), contained: bool = False) -> Ended:
         """Run the command once more and look at what it left."""
         began = time.monotonic()
-        ended = self.command.run(*steps, more=more)
+        ended = self.command.run(*steps, more=more, contained=contained)
         self._ended_beside()
         self.evidence.look(self.command)
         # Who was killed together with the parent left no trace: it strikes again.
@@ -69,6 +72,9 @@ class Campaign:
         for line in ended.said.splitlines():
             if any(words in line for words in _UNDONE):
                 self.say(f"{self.plan.sweep}: it said: {line[:160]}")
+        if any(value in ended.said for value in SECRETS.values()):
+            self.wrong.append(f"{self.plan.sweep}: it said the value of a secret variable")
+        self.counts["an accent on a terminal of ASCII"] += ended.said.count(ACCENT_IN_ASCII)
         if "Traceback" in ended.said:
             self.wrong.append(f"{self.plan.sweep}: a traceback: {ended.said[-1500:]}")
         return ended
@@ -104,8 +110,22 @@ class Campaign:
         self.counts[fault] += 1
 
     def again(self, _: Running) -> None:
-        """Start the same command beside the one that runs, several times at once; `run` waits for them."""
-        self._beside += [self.command.start() for _ in range(_AT_ONCE)]
+        """Start the same command beside the one that runs, several times at once; `run` waits for them.
+
+        Every other one is in a container of its own, where no process of the others has a number.
+        """
+        contain = can_contain()
+        self._beside += [self.command.start(contained=contain and bool(count % 2)) for count in range(_AT_ONCE)]
+
+    def end_container(self, share: float) -> None:
+        """Run the command in a container that shares the folder, and end it in the middle with all that is in it."""
+        if not can_contain():
+            self.say(f"{self.plan.sweep}: no container, since this system lets nobody make a namespace of processes")
+            self.counts[CONTAINER] += 1
+            return
+        ended = self.run((share, lambda running: running.signal(signal.SIGKILL)), contained=True)
+        if ended.records < self.plan.jobs:
+            self.counts[CONTAINER] += 1
 
     def sick(self, kind: str, port: int = 0) -> None:
         """Run the command with a sick server: on the port of a healthy one, or in the place of its database."""
@@ -129,8 +149,8 @@ class Campaign:
             if protected:
                 self._refused("a read-only database", str(self.database))
 
-    def _refused(self, fault: str, word: str) -> None:
-        ended = self.run()
+    def _refused(self, fault: str, word: str, more: Sequence[str] = ()) -> None:
+        ended = self.run(more=more)
         if ended.code == 2 and word in ended.said:
             self.counts[fault] += 1
         else:
@@ -139,6 +159,27 @@ class Campaign:
     def plant(self) -> None:
         """Plant links and odd things in the sweep's folder."""
         self.counts += plant(self.command.folder, self._whole(), self.private, self.chance)
+
+    def look(self) -> None:
+        """Let all commands that read records read what was planted, and for some of them words that do harm, too."""
+        with hostile_words(self._whole()[0]):
+            ended = [(reader, self.command.read(reader)) for reader in ("compare", "explain")]
+        for reader, one in [*ended, ("log", self.command.read("log"))]:
+            # A page about a sweep has what is broken in it, and is no reason to end otherwise.
+            if one.code not in ((0, 3) if reader == "explain" else (3,)) or "Traceback" in one.said:
+                self.wrong.append(f"{self.plan.sweep}: {reader} ended with {one.code}: {one.said[-1500:]}")
+            if set(one.said) & set("\x1b\x07\u009b\u202e"):
+                self.wrong.append(f"{self.plan.sweep}: {reader} obeyed a record: {one.said[-1500:]!r}")
+            self.counts[f"odd and strange things read by {reader}"] += 1
+
+    def older_database(self) -> None:
+        """Refuse a database of an older MLflow."""
+        place = self.command.temporary / "older.db"
+        older(place)
+        # Onto another disk.
+        shutil.move(place, self.database)
+        self._refused("a database of an older MLflow, refused", "older MLflow", [])
+        self.database.unlink()
 
     def _whole(self) -> list[Path]:
         """The records that can be lost: not those that show a fault for good, which strikes only once."""
@@ -177,6 +218,7 @@ class Campaign:
         if before != {path: path.read_bytes() for path in self.command.records()}:
             self.wrong.append(f"{self.plan.sweep}: the same command again changed records")
         self.counts += self.evidence.counts()
+        self.counts["no home and no entry of the user"] += any(self.command.temporary.glob(f"{HOME}*"))
         self.wrong += self.evidence.blamed
         self.wrong += wrong(self.plan, self.command, self.database)
 
@@ -209,6 +251,7 @@ def served(campaign: Campaign, server: Server) -> None:
     campaign.killed(campaign.run((0.15, stop), (0.35, start), (0.5, campaign.kill)))
     campaign.cut()
     campaign.plant()
+    campaign.look()
     for share, (fault, numbers) in zip((0.55, 0.65, 0.75), ENDS.items(), strict=True):
         campaign.end(fault, share, numbers)
     campaign.run((0.85, stop), (0.95, start))
@@ -244,14 +287,18 @@ def local(campaign: Campaign, disk: Disk) -> None:
     campaign.counts[plant_before(campaign.command.folder, campaign.chance)] += 1
     large = campaign.plan.jobs >= LARGE // 2
     steps: list[Step] = [(0.05, lock), (0.25, unlock)]
-    later: list[Step] = [(0.55, set_back), (0.65, set_right), (0.75, full)]
+    # A small sweep has to last until all of them have come, on a busy machine too.
+    shares = (0.55, 0.65, 0.75) if large else (0.35, 0.4, 0.45)
+    later: list[Step] = list(zip(shares, (set_back, set_right, full), strict=True))
     if large:
         for kind in DATABASES:
             campaign.odd_database(kind)
         campaign.kill_while_made()
+        campaign.older_database()
         campaign.killed(campaign.run(*steps, (0.3, campaign.again), (FIRST_END, campaign.kill)))
         campaign.cut()
         campaign.protected_database()
+        campaign.end_container(0.5)
         ended = campaign.run(*later)
     else:
         ended = campaign.run(*steps, *later)
@@ -261,6 +308,7 @@ def local(campaign: Campaign, disk: Disk) -> None:
     disk.empty()
     campaign.plant()
     if large:
+        campaign.look()
         for kind in _SICK_LOCAL:
             campaign.sick(kind)
     campaign.finish()

@@ -1,27 +1,45 @@
 """The command under drill: one sweep, started again and again until it is done, with a hand that interferes."""
 
 import os
+import secrets
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cli import TRACKED
 
-from attn_exp.core.process import descendants
-from attn_exp.core.record_file import FILE_NAME
+from attn_exp.core.host.process import descendants
+from attn_exp.core.record.file import FILE_NAME
 
 TESTS = Path(__file__).resolve().parents[1]
+# What no file of a sweep, and no line of a command, may have.
+SECRETS = {"DRILL_API_TOKEN": secrets.token_urlsafe(24), "DRILL_DB_PASS": secrets.token_urlsafe(12)}
+# A word of a reason, and how a terminal shows it that knows only ASCII.
+ACCENT, ACCENT_IN_ASCII = "caf\u00e9", "caf?"
+# What a process has of its user besides its number, and what a user without a home and an entry has.
+_OF_USER = ("HOME", "USER", "LOGNAME", "LNAME", "USERNAME")
+NOBODY = "ATTN_EXP_DRILL_NOBODY"
+# Runs what follows as a container does: with numbers of processes of its own.
+_CONTAINED = ("unshare", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc")
 _LIMIT_S = 600.0
 _APART_S = 0.05
 _LOOK_S = 0.03
 # A share of the jobs that have a record, or what has to hold.
 When = float | Callable[[], bool]
 Step = tuple[When, Callable[["Running"], None]]
+
+
+def can_contain() -> bool:
+    """Whether this system lets us make a namespace of processes."""
+    if shutil.which(_CONTAINED[0]) is None:
+        return False
+    return subprocess.run([*_CONTAINED, "true"], capture_output=True, check=False).returncode == 0
 
 
 @dataclass
@@ -55,18 +73,28 @@ class Command:
     """`python -m attn_exp -m ... sweep=NAME`, always the same."""
 
     def __init__(
-        self, world: Path, sweep: str, jobs: int, plan: Path, folder: Path, tracker: list[str], timeout_s: int = 6
+        self,
+        world: Path,
+        sweep: str,
+        jobs: int,
+        plan: Path,
+        folder: Path,
+        tracker: list[str],
+        timeout_s: int = 6,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
+        self._tracker, self._variables = tracker, dict(variables or {})
         self.sweep, self.jobs, self.plan, self.folder, self._world = sweep, jobs, plan, folder, world
         self.temporary, self.clock = world / f"tmp-{sweep}", world / f"clock-back-{sweep}"
         self.temporary.mkdir()
-        small = [argument for argument in TRACKED if not argument.startswith("batch=")]
+        small = [argument for argument in TRACKED if not argument.startswith(("batch=", "tracker.patience_s="))]
         self._arguments = [
             *("-m", *small, f"batch=range(1,{jobs + 1})"),
             *("backend=eager", "backend._target_=drill.backend.Drilled", "backend.name=drilled"),
             *(
                 f"+backend.plan={plan}",
                 f"isolation.timeout_s={timeout_s}",
+                f"isolation.variables=[{','.join(SECRETS)}]",
                 f"sweep={sweep}",
                 f"folder={folder}",
                 *tracker,
@@ -77,24 +105,42 @@ class Command:
         """The records that lie there now, whole or not."""
         return sorted(self.folder.glob(f"*/{FILE_NAME}"))
 
-    def start(self, more: Sequence[str] = ()) -> subprocess.Popen[str]:
-        """Start it, with more arguments that make no other jobs of it."""
-        path = os.pathsep.join([str(TESTS / "drill" / "clock"), str(TESTS), str(TESTS.parent)])
+    def start(self, more: Sequence[str] = (), *, contained: bool = False) -> subprocess.Popen[str]:
+        """Start it, with more arguments that make no other jobs of it; in a namespace of processes, if asked."""
         return subprocess.Popen(
-            [sys.executable, "-m", "attn_exp", *self._arguments, *more],
+            [*(_CONTAINED if contained else ()), sys.executable, "-m", "attn_exp", *self._arguments, *more],
             cwd=self._world,
-            env=os.environ
-            | {"PYTHONPATH": path, "TMPDIR": str(self.temporary), "OMP_NUM_THREADS": "1"}
-            | {"ATTN_EXP_DRILL_CLOCK_BACK": str(self.clock), "COLUMNS": "120"},
+            env=self._environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
         )
 
-    def run(self, *steps: Step, more: Sequence[str] = ()) -> Ended:
+    def read(self, reader: str) -> Ended:
+        """Let a command that reads records look at the sweep's folder."""
+        words = [reader, str(self.folder), *(self._tracker if reader == "log" else ())]
+        done = subprocess.run(
+            [sys.executable, "-m", "attn_exp", *words],
+            cwd=self._world,
+            env=self._environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_LIMIT_S,
+            check=False,
+        )
+        return Ended(done.returncode, done.stdout, len(self.records()))
+
+    def _environment(self) -> dict[str, str]:
+        path = os.pathsep.join([str(TESTS / "drill" / "clock"), str(TESTS), str(TESTS.parent)])
+        given = {name: value for name, value in os.environ.items() if name not in _OF_USER or not self._variables}
+        own = {"PYTHONPATH": path, "TMPDIR": str(self.temporary), "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+        return given | own | SECRETS | {"ATTN_EXP_DRILL_CLOCK_BACK": str(self.clock)} | self._variables
+
+    def run(self, *steps: Step, more: Sequence[str] = (), contained: bool = False) -> Ended:
         """Run it to its end, whichever, and take each step as soon as its time has come."""
-        process = self.start(more)
+        process = self.start(more, contained=contained)
         running = Running(process)
         reader = threading.Thread(target=self._read, args=(running,), daemon=True)
         reader.start()

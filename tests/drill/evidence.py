@@ -6,17 +6,16 @@ import os
 import sqlite3
 from collections import Counter
 from pathlib import Path
+from urllib.parse import unquote
 
 from attn_exp.core.errors import RecordError
-from attn_exp.core.record import Record
-from attn_exp.core.record_file import FILE_NAME, LOG_NAME, read_record
+from attn_exp.core.record.file import FILE_NAME, LOG_NAME, read_record
+from attn_exp.core.record.record import Record
 from attn_exp.run import context
-from attn_exp.tracking import lock
-from attn_exp.tracking.base import LIST_PLACE
+from attn_exp.tracking.base import LIST_PLACE, ended_at
 from attn_exp.tracking.base import metrics as shown
-from attn_exp.tracking.job_page import ended_at
-from drill.command import Command
-from drill.plan import Plan, struck
+from drill.command import SECRETS, Command
+from drill.plan import QUOTES, Plan, struck
 
 # What a fault of the plan leaves in a record: its status, and a word of its reason.
 _LEFT = {
@@ -26,14 +25,17 @@ _LEFT = {
     "exit in a library": ("crashed", "exited with code 3"),
     "hang": ("timeout", "took longer than"),
     "out of memory": ("out_of_memory", ""),
+    QUOTES: ("error", "cannot log in with"),
 }
 # And what one leaves in a job's log that does not change its record.
 _LOGGED = {"a log of two gigabytes": "bytes were left out here"}
+# What the home of a user without one begins with, in the folder for temporary files.
+HOME = "attn_exp-home-"
 # By so much a record's end lies before its file's, which the kernel's clock wrote.
 _SET_BACK_S = 1000.0
 
 # They stay: the system lets go of a lock when its holder ends, not of the file.
-LOCKS = (context.LOCK_NAME, lock.LOCK_NAME)
+LOCKS = (context.LOCK_NAME,)
 
 
 class Evidence:
@@ -155,7 +157,8 @@ def _wrong_runs(records: dict[str, Record], database: Path, sweep: str) -> list[
 
 def _has_record(database: Path, place: str, run: str) -> bool:
     served = database.parent / "artifacts" / "1" / run / "artifacts"
-    folder = Path(place.removeprefix("file://")) if place.startswith(("/", "file://")) else served
+    local = unquote(place.removeprefix("file://")) if place.startswith("file://") else place
+    folder = Path(local) if local.startswith("/") else served
     return (folder / FILE_NAME).is_file()
 
 
@@ -163,7 +166,21 @@ def litter(command: Command) -> list[str]:
     """Temporary files that a sweep left in its folder or where such files go."""
     hidden = [path for path in command.folder.rglob("*") if path.name.startswith((".", "filler"))]
     own = [path for path in hidden if path.parent != command.folder or path.name not in LOCKS]
-    return [f"a temporary file is left: {path}" for path in [*own, *command.temporary.iterdir()]]
+    # That of a user without a home stays.
+    temporary = [path for path in command.temporary.iterdir() if not path.name.startswith(HOME)]
+    return [f"a temporary file is left: {path}" for path in [*own, *temporary]]
+
+
+def leaks(world: Path) -> list[str]:
+    """Files that have the value of a secret variable."""
+    values = {name: value.encode() for name, value in SECRETS.items()}
+    found = []
+    for path in world.rglob("*"):
+        if path.is_symlink() or not path.is_file():
+            continue
+        content = path.read_bytes()
+        found += [f"the value of {name} is in {path}" for name, value in values.items() if value in content]
+    return found
 
 
 def held_locks(world: Path) -> list[str]:
@@ -171,7 +188,6 @@ def held_locks(world: Path) -> list[str]:
     found = []
     for path in world.rglob("*.lock"):
         with path.open("r+b") as file:
-            # Two kinds that know nothing of each other: filelock's, and those of bytes that the tracker holds.
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

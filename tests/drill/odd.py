@@ -1,6 +1,7 @@
 """Odd things where a file is expected: in a sweep's folder, and where MLflow's database goes."""
 
 import contextlib
+import json
 import os
 import random
 import shutil
@@ -10,7 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from test_strange_records import STRANGE
+
+from attn_exp.core.errors import RecordError
 from attn_exp.core.files import remove
+from attn_exp.core.record.file import decode_record
 
 Plant = Callable[[Path], object]
 
@@ -37,6 +42,8 @@ DATABASES: dict[str, Plant] = {
     "a database of another program": lambda path: _database(path, "CREATE TABLE mine (x)"),
     "a half-made database": lambda path: _database(path, "CREATE TABLE experiments (x)"),
 }
+# How many records say what no record can.
+_STRANGE = 3
 _LINKS = ("table.txt", "table.csv", "report.html", "plots", "command.txt")
 
 
@@ -94,11 +101,43 @@ def plant(folder: Path, records: list[Path], private: Private, chance: random.Ra
         shutil.rmtree(record.parent)
         record.parent.symlink_to(record.parent.name)
         planted["in the place of a job: a link to itself"] += 1
+    for record in victims[len(IN_PLACE) + 2 : len(IN_PLACE) + 2 + _STRANGE]:
+        planted[_make_strange(record, chance)] += 1
     for record in victims[len(IN_PLACE) + 1 :][:1]:
         remove(record.parent / "profiles")
         (record.parent / "profiles").symlink_to(private.key.parent)
         planted["links out of the sweep: JOB/profiles"] += 1
     return planted
+
+
+def _make_strange(record: Path, chance: random.Random) -> str:
+    """Change a record so that it is none: in a way that chance chooses among those of another test that apply."""
+    for kind, (change, _) in chance.sample(sorted(STRANGE.items()), len(STRANGE)):
+        tree = json.loads(record.read_bytes())
+        with contextlib.suppress(KeyError, IndexError):
+            change(tree)
+        try:
+            decode_record(json.dumps(tree).encode(), record)
+        except RecordError:
+            record.write_text(json.dumps(tree))
+            return f"a strange record: {kind}"
+    raise AssertionError("no change applies")
+
+
+@contextlib.contextmanager
+def hostile_words(record: Path) -> Iterator[None]:
+    """Put a record whose words a terminal would obey beside another one."""
+    tree = json.loads(record.read_bytes())
+    tree["request"] |= {"job": "words", "model": "\x1b]0;x\x07[x](javascript:x)"}
+    tree["request"]["backend"] |= {"name": "=cmd|x\x1b[31m\u202e", "_target_": "../../../evil.Boom"}
+    tree |= {"notes": {"x": "\x1b[2J"}, "reason": "\x1b[2J\u009b31m"}
+    folder = record.parents[1] / "words"
+    folder.mkdir()
+    try:
+        (folder / record.name).write_text(json.dumps(tree))
+        yield
+    finally:
+        shutil.rmtree(folder)
 
 
 @contextlib.contextmanager

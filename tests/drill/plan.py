@@ -11,6 +11,7 @@ SWEEPS = ("served", "local")
 # is killed.
 LARGE = 100
 _FEW = 1
+QUOTES = "an error that quotes secrets"
 # The share of the jobs after which a parent is first killed.
 FIRST_END = 0.45
 # Of the jobs of a sweep, the share that suffers each fault; at least one job does. All but "out of memory" are worth a
@@ -22,6 +23,7 @@ SHARES = {
     "exit in a library": 0.02,
     "hang": 0.02,
     "out of memory": 0.03,
+    QUOTES: 0.02,
     "end between two jobs": 0.02,
     "bytes that are no text for the parent": 0.02,
     "a daemon of its own": 0.02,
@@ -56,8 +58,8 @@ def struck(plan: Path, batch: int) -> Path:
 def plans(jobs: int, seed: int) -> dict[str, Plan]:
     """Plans for both sweeps, of `jobs` together; every fault strikes at least once in each. A small drill has one."""
     if jobs < LARGE:
-        ends = [fault for fault in SHARES if fault not in (*HARMLESS, "hang")]
-        faults = [*random.Random(seed).sample(ends, _FEW), *SMALL]
+        ends = [fault for fault in SHARES if fault not in (*HARMLESS, "hang", QUOTES)]
+        faults = [*random.Random(seed).sample(ends, _FEW), *SMALL, QUOTES]
         # Before the first run is ended: whoever strikes later costs another run.
         return {SWEEPS[-1]: _plan(SWEEPS[-1], jobs, faults, int(jobs * FIRST_END), random.Random(seed))}
     chance = random.Random(seed)

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU, NVML_SUCCESS, NVML_FI_DEV_POWER_INSTANT = 1, 2, 0, 0, 186
 POWER_W, STEP_S, CLOCK_MHZ, MEMORY_MHZ = 600.0, 0.02, 1700, 3201
 _how, _, _when = os.environ.get("FAKE_NVML", "").partition("=")
-_began = time.perf_counter()
 _asked: list[float] = []
 
 

@@ -7,7 +7,7 @@ from attn_exp.attention.inputs import Inputs
 from attn_exp.attention.reference import reference
 from attn_exp.backends.base import Calls
 from attn_exp.backends.sdpa import Flash, Math, Sdpa
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 
 
 class Asserts(Honest):

@@ -9,12 +9,9 @@ from fakes import make_request
 from attn_exp.attention.error import inaccuracy
 from attn_exp.attention.expected import expected
 from attn_exp.attention.inputs import make_inputs
-from attn_exp.backends import cudnn_fp8
 from attn_exp.backends.base import load_backend
 from attn_exp.backends.package import Refused
-from attn_exp.core.case import E4M3, Case
-from attn_exp.core.hardware import datasheet_peak
-from attn_exp.worker.machine.ceilings import matmul_ceiling
+from attn_exp.core.case.case import E4M3, Case
 from attn_exp.worker.measure import measure
 
 pytestmark = pytest.mark.gpu
@@ -109,19 +106,3 @@ def test_a_job_measures_it_by_the_kernels_that_it_claims(machine, passes):
         assert 0 < record.metrics[f"{direction}/flops_of_peak"] < 1
         assert 0 < record.metrics[f"{direction}/flops_of_measured"] < 1
     assert "e4m3" in record.environment["inputs"]
-
-
-@pytest.mark.parametrize("forgotten", ["descale_q", "descale_k", "descale_v"])
-def test_a_scale_that_was_forgotten_is_inaccurate(machine, monkeypatch, forgotten):
-    prepared(PLAIN, with_gradients=False)
-    known = cudnn_fp8._common_scales
-    monkeypatch.setattr(cudnn_fp8, "_common_scales", lambda scales: known(scales) | {forgotten: 1.0})
-    request = make_request(CONFIG, PLAIN, timer="device", passes=("forward",))
-    assert measure(replace(request, device="cuda"), machine).status == "inaccurate"
-
-
-def test_the_product_of_codes_is_a_ceiling_below_the_datasheet():
-    peak = datasheet_peak(torch.cuda.get_device_name())
-    if peak is None or E4M3 not in peak.flops:
-        pytest.skip("the datasheet is not known, or has no fp8")
-    assert 0.4 * peak.flops[E4M3] < matmul_ceiling("cuda", E4M3, 0.0) < 1.02 * peak.flops[E4M3]

@@ -13,11 +13,9 @@ from attn_exp.attention.error import tensor_error
 from attn_exp.attention.inputs import make_inputs
 from attn_exp.attention.reference import reference
 from attn_exp.backends.base import load_backend
-from attn_exp.core.case import Case
-from attn_exp.core.paired_test import abba_order
-from attn_exp.core.record import Record
-from attn_exp.doctor.bench import Bench
-from attn_exp.doctor.clock_checks import the_flush_makes_caches_cold
+from attn_exp.core.case.case import Case
+from attn_exp.core.record.record import Record
+from attn_exp.core.stats.paired import abba_order
 from attn_exp.results.read import read_folder
 from attn_exp.timers import make_timer
 from attn_exp.timers.loop import Entry, sample, sample_rivals
@@ -167,11 +165,6 @@ def test_the_reference_of_the_largest_case_fits_and_judges(machine):
     assert tensor_error(spoiled, known["dk"]).worst_row > 0.5
 
 
-def test_the_flush_makes_a_small_read_cold(machine):
-    found = the_flush_makes_caches_cold(Bench(machine, lambda: None, 0.0))
-    assert found.passed, found.seen
-
-
 def test_a_poisoned_worker_is_replaced_and_the_sweep_goes_on(tmp_path):
     conf = tmp_path / "conf" / "backend"
     conf.mkdir(parents=True)
@@ -212,11 +205,3 @@ def test_a_duel_of_rivals_on_a_gpu_says_who_is_faster(tmp_path):
         "backward": "slower",
     }
     assert [status for _, status, _ in runs(tmp_path)] == ["FINISHED"]
-
-
-def test_burst_is_a_regime_of_its_own(tmp_path):
-    for regime in ("burst", "sustained"):
-        done = run("backend=cudnn", "seq_len=512", "tracker=none", "sweep=r", f"regime={regime}", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-    found = [record.request.measuring.regime for record in read_folder(tmp_path / "multirun" / "r").records()]
-    assert sorted(found) == ["burst", "sustained"]

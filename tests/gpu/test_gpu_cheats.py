@@ -25,8 +25,8 @@ from cheats.gpu.base import SHORT
 from cheats.ways import restore
 from fakes import make_request
 
-from attn_exp.core.record_file import read_record
-from attn_exp.core.request import REQUEST_NAME, Request
+from attn_exp.core.record.file import read_record
+from attn_exp.core.record.request import REQUEST_NAME, Request
 from attn_exp.run.worker import Worker
 from attn_exp.worker.measure import measure
 

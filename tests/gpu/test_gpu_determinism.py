@@ -7,7 +7,7 @@ import torch
 from fakes import make_request
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 from attn_exp.worker.measure import measure
 
 pytestmark = pytest.mark.gpu
@@ -75,10 +75,3 @@ def test_our_own_kernel_repeats_its_bits_in_every_call_and_position(machine):
     # Of another size another configuration may be the fastest, and sums in another order.
     for measured_pass in measured(machine, "triton.Triton", TRAINING).passes.values():
         assert [measured_pass.bitwise[way].same for way in ("calls", "positions")] == [True, True]
-
-
-def test_what_pytorch_has_no_deterministic_algorithm_for_is_refused(machine):
-    config = {"_target_": "attn_exp.backends.sdpa.Cudnn", "name": "cudnn", "deterministic": True}
-    record = measure(replace(make_request(config, TRAINING, timer="device", l2="cold"), device="cuda"), machine)
-    assert record.status == "unsupported"
-    assert "not deterministic" in record.reason

@@ -5,8 +5,8 @@ from collections import defaultdict
 import pytest
 from cli import records, run
 
+from attn_exp.core.host.nvml import visible_gpus
 from attn_exp.results.read import read_folder
-from attn_exp.run.gpus import visible_gpus
 
 pytestmark = pytest.mark.gpu
 

@@ -5,8 +5,6 @@ import json
 import pytest
 from cli import records, run
 
-from attn_exp.profilers.hatchet import read_tree
-
 pytestmark = pytest.mark.gpu
 
 # Kernels above 100 us: batch 4, 16 heads of 128, 4,096 tokens, rested so that clocks are equal.
@@ -61,16 +59,6 @@ def test_kernels_have_their_launches_and_the_trace_its_ranges(profiled):
     assert names.count("attn_exp:forward") >= 5
 
 
-def test_proton_knows_the_rate_of_each_pass(profiled):
-    folder, found = profiled
-    proton = found["cudnn"].profiles["proton"]
-    for direction in ("forward", "backward"):
-        rate = found["cudnn"].metrics[f"{direction}/tflops"]
-        assert proton.metrics[f"{direction}/tflops"] == pytest.approx(rate, rel=0.1)
-    root = read_tree(next(folder.glob("multirun/a/cudnn-*/profiles/proton/proton.hatchet")))
-    assert {"forward", "backward"} <= {child["frame"]["name"] for child in root["children"]}
-
-
 def test_lines_of_our_triton_kernels_or_the_reason_why_not(profiled):
     folder, found = profiled
     proton = found["triton"].profiles["proton"]
@@ -82,25 +70,3 @@ def test_lines_of_our_triton_kernels_or_the_reason_why_not(profiled):
     else:
         assert proton.reason.startswith("no figures by line: ")
     assert found["cudnn"].profiles["proton"].reason is None, "cuDNN's kernels have no lines to ask for"
-
-
-def test_proton_in_the_worker_itself_is_refused_with_the_remedy(tmp_path):
-    """What a worker has traced with keeps CUPTI; should that ever change, the process of its own can go."""
-    done = run("backend=flash", "profiler=proton", "profiler.proton.apart=false", *LARGE, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    record = records(tmp_path, "a")["flash"]
-    assert record.status == "ok"
-    assert record.profiles["proton"].status == "unavailable"
-    assert "profiler.proton.apart=true" in record.profiles["proton"].reason
-
-
-def test_a_job_after_a_profiled_one_is_measured_as_before(tmp_path):
-    done = run("-m", "backend=flash,cudnn", "profiler=[proton,torch]", *LARGE, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    for record in records(tmp_path, "a").values():
-        assert (record.status, record.reason) == ("ok", None)
-        assert record.passes["forward"].kernels and "profiler_lossy" not in record.flags
-        assert [profile.status for profile in record.profiles.values()] == ["ok", "ok"]
-        for direction in ("forward", "backward"):
-            bound = record.metrics[f"{direction}/kernel_time_us"] / record.metrics[f"{direction}/time_us"]
-            assert 0.9 < bound < 1.1

@@ -6,9 +6,9 @@ import pytest
 from fakes import make_request
 from test_gpu import SDPA
 
-from attn_exp.core.case import Case
-from attn_exp.core.hardware import datasheet_peak
-from attn_exp.core.request import Compile
+from attn_exp.core.case.case import Case
+from attn_exp.core.host.hardware import datasheet_peak
+from attn_exp.core.record.request import Compile
 from attn_exp.worker.measure import measure
 
 pytestmark = pytest.mark.gpu
@@ -57,9 +57,3 @@ def test_a_compiled_block_is_one_graph_and_no_slower(machine, case):
     assert (compiled.status, compiled.reason) == ("ok", None)
     assert compiled.compiled.graphs == 1 and not compiled.compiled.breaks
     assert compiled.metrics["forward/time_us"] < plain.metrics["forward/time_us"]
-
-
-def test_a_backend_without_a_function_is_unsupported(machine):
-    record = measured(machine, DIT, "cudnn_graph")
-    assert record.status in ("unsupported", "unavailable")
-    assert "a block needs a function of q, k and v" in record.reason or record.status == "unavailable"

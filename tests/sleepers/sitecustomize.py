@@ -2,13 +2,14 @@
 
 import os
 
-from attn_exp.core.nvml import GpuInfo
-from attn_exp.run import gpus, worker_process
+from attn_exp.core.host import nvml
+from attn_exp.core.host.nvml import GpuInfo
+from attn_exp.run import worker_process
 
 
 def fakes() -> list[GpuInfo]:
     return [GpuInfo(index, "Sleeper", f"GPU-fake-{index}") for index in range(int(os.environ["FAKE_GPUS"]))]
 
 
-gpus.list_gpus = fakes
+nvml.list_gpus = fakes
 worker_process.WORKER = "sleeper"

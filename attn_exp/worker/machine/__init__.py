@@ -1,1 +1,1 @@
-"""Where jobs run: the device, its ceilings, clocks and telemetry, and the state that a backend must leave as it is."""
+"""The machine of jobs: device, ceilings, clocks and telemetry, and the state that a backend must leave as it is."""

@@ -14,8 +14,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attn_exp.attention.inputs import quantised
-from attn_exp.core.case import E4M3, INT8
-from attn_exp.timers.sync import seconds
+from attn_exp.core.case.case import E4M3, INT8
+from attn_exp.timers.call import seconds
 
 _CALLS = 7
 _SLEEP_CYCLES = 2_000_000
@@ -67,15 +67,15 @@ def _median_us(device: str, run: Callable[[], object]) -> float:
     return 1e6 * statistics.median(seconds(device, run) for _ in range(_CALLS))
 
 
-_MATRIX = {"cuda": 8192, "cpu": 1024}
-_COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 27}
+# Sizes of products; most CPUs multiply 16-bit numbers in software, hundreds of times as slowly as float32.
+_MATRIX, _MATRIX_16_BITS = {"cuda": 8192, "cpu": 1024}, {"cuda": 8192, "cpu": 256}
+_COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 26}
 # Random bytes that are repeated: a CPU would take longer to draw all of them than to copy them.
 _DRAWN_BYTES = {"cuda": _COPY_BYTES["cuda"], "cpu": 1 << 20}
-_COPIES = {"cuda": 10, "cpu": 5}
-_LOAD_BATCH = 16
-# Sizes, and the longest search, for the fastest product; one that takes longer than `_SLOW_S` is no candidate.
-_SEARCHED = {"cuda": (8192,), "cpu": (256, 512)}
-_SEARCH_S = {"cuda": 0.5, "cpu": 5.0}
+_COPIES = {"cuda": 10, "cpu": 3}
+_LOAD_BATCH, _LEAST_RATES = {"cuda": 16, "cpu": 1}, {"cuda": 4, "cpu": 2}
+# The longest search for the fastest product; one that takes longer than `_SLOW_S` is no candidate.
+_SEARCH_S = 0.5
 _SLOW_S = 0.2
 
 
@@ -84,9 +84,9 @@ def matmul_ceiling(device: str, dtype: str, load_s: float) -> float:
 
     It is the median over the second half of `load_s` seconds.
     """
-    n = _MATRIX[device]
+    n = _size(device, dtype)
     product = _product(device, dtype, n)
-    calls = _LOAD_BATCH if device == "cuda" else 1
+    calls = _LOAD_BATCH[device]
 
     def multiply() -> None:
         for _ in range(calls):
@@ -95,7 +95,7 @@ def matmul_ceiling(device: str, dtype: str, load_s: float) -> float:
     product()
     rates: list[float] = []
     started = time.perf_counter()
-    while time.perf_counter() - started < load_s or len(rates) < 4:
+    while time.perf_counter() - started < load_s or len(rates) < _LEAST_RATES[device]:
         rates.append(calls * 2 * n**3 / seconds(device, multiply))
     return statistics.median(rates[len(rates) // 2 :])
 
@@ -103,17 +103,17 @@ def matmul_ceiling(device: str, dtype: str, load_s: float) -> float:
 def fastest_product(device: str, dtype: str, enough: float) -> float:
     """Return the highest FLOP/s that this machine is found to reach in products that serve inputs of `dtype`.
 
-    A CPU without units for 16-bit numbers computes with float32, and a GPU may compute float32 in its TF32 units. On a
-    CPU that other programs use as well, a short product finds the moments in which they rest; they may be rare, so the
-    search ends only when a product reaches `enough`, or after seconds.
+    A CPU without units for 16-bit numbers computes with float32, and a GPU may compute float32 in its TF32 units. The
+    search ends when a product reaches `enough`, or after half a second.
     """
     dtypes = dict.fromkeys((dtype, "float32")) if device == "cpu" else (dtype,)
     modes = ("highest", "high") if device == "cuda" and dtype == "float32" else (torch.get_float32_matmul_precision(),)
     precision, fastest = torch.get_float32_matmul_precision(), 0.0
-    tried = [(n, mode, _product(device, of, n)) for of in dtypes for n in _SEARCHED[device] for mode in modes]
+    sizes = {of: _size(device, of) for of in dtypes}
+    tried = [(n, mode, _product(device, of, n)) for of, n in sizes.items() for mode in modes]
     try:
         started = time.perf_counter()
-        while tried and fastest < enough and time.perf_counter() - started < _SEARCH_S[device]:
+        while tried and fastest < enough and time.perf_counter() - started < _SEARCH_S:
             for n, mode, product in tuple(tried):
                 torch.set_float32_matmul_precision(mode)
                 took_s = seconds(device, product)
@@ -123,6 +123,10 @@ def fastest_product(device: str, dtype: str, enough: float) -> float:
     finally:
         torch.set_float32_matmul_precision(precision)
     return fastest
+
+
+def _size(device: str, dtype: str) -> int:
+    return (_MATRIX if dtype == "float32" else _MATRIX_16_BITS)[device]
 
 
 def _product(device: str, dtype: str, n: int) -> Callable[[], object]:
@@ -166,7 +170,7 @@ def _code_product(a: torch.Tensor, b: torch.Tensor) -> Callable[[], torch.Tensor
 
 
 def copy_ceiling(device: str) -> float:
-    """Return the bytes/s of a large copy, reads and writes both counted: the median of ten, on a CPU of five."""
+    """Return the bytes/s of a large copy, reads and writes both counted: the median of ten, on a CPU of three."""
     shape, generator = (_DRAWN_BYTES[device],), _generator(device)
     drawn = torch.randint(256, shape, dtype=torch.uint8, device=device, generator=generator)
     source = drawn.repeat(_COPY_BYTES[device] // len(drawn))

@@ -7,31 +7,29 @@ import secrets
 import statistics
 import threading
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from attn_exp.attention.alike import Alike, alike_inputs
 from attn_exp.attention.error_parts import Tolerance
 from attn_exp.attention.expected import Expected, expected
+from attn_exp.attention.hard_values import draw
 from attn_exp.attention.inputs import DifferentiableInputs, Inputs, make_inputs
 from attn_exp.backends.package import Unavailable
-from attn_exp.core.case import E4M3, INT8, NORMAL, Case
-from attn_exp.core.flags import host_reading
-from attn_exp.core.nvml import GpuState
-from attn_exp.core.request import Request
-from attn_exp.timers.gpu import Cuda, Gpu
+from attn_exp.core.case.case import E4M3, INT8, NORMAL, Case
+from attn_exp.core.host.nvml import GpuState
+from attn_exp.core.record.flags import host_reading
+from attn_exp.core.record.request import Request
+from attn_exp.timers.gpu import Gpu
 from attn_exp.worker.machine.ceilings import canaries, copy_ceiling, matmul_ceiling
 from attn_exp.worker.machine.environment import environment
-from attn_exp.worker.machine.memory import CudaMemory, DeviceMemory
+from attn_exp.worker.machine.memory import CudaMemory
 from attn_exp.worker.machine.settings import Settings
 from attn_exp.worker.machine.watch import Watch, watch_cpu, watch_gpu
 from attn_exp.workloads.base import Workload
-
-if TYPE_CHECKING:
-    from attn_exp.worker.machine.guard import Guard
 
 
 def import_autograd() -> None:
@@ -56,47 +54,52 @@ def load_libraries(dtype: str) -> None:
     torch.autograd.grad(out, inputs.qkv, inputs.d_out_bhsd)
 
 
-# Seconds of matrix products before they are measured: the power limit acts after some (timers/settle.py).
-LOAD_S = 2.0
-# The kind of values that a backend is judged on besides those that are timed.
-HARD = "mixed"
+# Seconds of matrix products before they are measured: the power limit acts after some (timers/pace.py).
+LOAD_S = 0.5
+# The kinds of values that a backend is checked on besides those that are timed (attention/hard_values.py).
+HARD, FAINT = "mixed", "faint"
+# Bytes of q, k and v of these that are kept for other jobs.
+_MOST_VALUES = 1 << 29
 
 
 @dataclass
 class Machine:
-    """What a worker keeps from job to job.
+    """State that a worker keeps from job to job.
 
     Attributes:
         device: `cuda` or `cpu`.
         gpu: the GPU's clock and queue, None on a CPU.
         state: NVML's readings, None without NVML.
         environment: names, versions and settings of each record.
-        ceilings: by dtype.
+        ceilings: the ceilings by dtype.
         canaries: microseconds of fixed work, measured once.
-        expected: the last case's reference, and what it belongs to.
-        tolerances: of cases with normal inputs and one row of the batch, with or without gradients.
-        values: the same on other values by their kind, with the seed of these and the row of the batch.
+        expected: the last case's reference, and its key.
+        tolerances: those of cases with normal inputs and one row of the batch, with or without gradients.
+        values: other values of one row of the batch by their kind and case, with the row of the results that is
+            compared, and its reference.
         loaded_s: the longest load that the GPU has been under, in seconds.
         settings: PyTorch's settings before any backend was loaded.
         memory: the GPU's counters of memory, None on a CPU.
         watch: looks at clock, power and energy while calls are timed.
-        guard: what judging and timing use, as it was then; None if each job takes it anew.
+        heavy_until: when a call that the power limit may hold back was last timed.
+        announce: called with `check`, `compile` or `time` when a job begins that.
     """
 
     device: str
-    gpu: Cuda | None = None
+    gpu: Gpu | None = None
     state: GpuState | None = None
     environment: dict[str, Any] = field(default_factory=dict)
     ceilings: dict[str, dict[str, float]] = field(default_factory=dict)
     canaries: dict[str, float] = field(default_factory=dict)
     expected: tuple[Any, Expected] | None = None
     tolerances: dict[tuple[Case, bool], dict[str, Tolerance]] = field(default_factory=dict)
-    values: dict[str, tuple[Any, int, int, Expected]] = field(default_factory=dict)
+    values: dict[Any, tuple[Inputs, int, Expected]] = field(default_factory=dict)
     loaded_s: float = 0.0
     settings: Settings = field(default_factory=Settings.now)
-    memory: DeviceMemory | None = None
+    memory: CudaMemory | None = None
     watch: Watch = field(default_factory=Watch)
-    guard: "Guard | None" = None
+    heavy_until: float = -math.inf
+    announce: Callable[[str], None] = lambda stage: None
 
     @classmethod
     def open(cls, device: str) -> "Machine":
@@ -118,7 +121,7 @@ class Machine:
         warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
         # Not the default stream: CUDA graphs cannot be captured on it, and a backward runs on its forward's stream.
         torch.cuda.set_stream(torch.cuda.Stream())
-        gpu = Cuda()
+        gpu = Gpu()
         machine = cls(device, gpu=gpu, environment=environment(device) | event_floor(gpu), memory=CudaMemory())
         try:
             machine.state = GpuState(machine.environment["gpu_uuid"])
@@ -176,43 +179,45 @@ class Machine:
 
     def values_for(
         self, request: Request, kind: str, like: Inputs, *, with_gradients: bool
-    ) -> tuple[Alike, int, Expected]:
-        """Return values for a case, a row of the batch drawn at random, and the reference of that row.
+    ) -> tuple[Inputs, int, Expected]:
+        """Return values for one row of a case's batch, a row drawn at random, and the reference of the values.
 
-        Rows of a batch do not depend on each other. The next rival of the same case gets the same.
-
-        Args:
-            request: the job, of an attention without a block.
-            kind: `NORMAL` or `HARD`.
-            like: inputs of the case, for their layout and scales.
-            with_gradients: whether the reference has gradients.
+        Rows of a batch do not depend on each other: all get these values, in the layout and with the scales of `like`.
+        The next rival of the same case gets the same.
 
         Raises:
             ValueError: the formula's result on these values is not finite, so that there is no tolerance.
         """
-        case, key = request.case, _key_of_values(request, with_gradients=with_gradients)
-        known = self.values.get(kind)
-        if known is not None and known[0] == key:
-            seed, row, made = known[1:]
-            return alike_inputs(kind, case, like, seed), row, made
-        self.values.pop(kind, None)
-        # Other ones in each process, so that no backend can be right on only these values.
-        seed, row = secrets.randbits(63), secrets.randbelow(case.batch)
-        values = alike_inputs(kind, case, like, seed)
-        of_row = values.inputs.row(row)
-        for tensor in of_row.qkv:
+        one = replace(request.case, batch=1)
+        key = kind, one, like.scales, with_gradients
+        if (known := self.values.get(key)) is not None and known[1] < request.case.batch:
+            return known
+        seed, row = secrets.randbits(63), secrets.randbelow(request.case.batch)
+        if kind == NORMAL:
+            values = make_inputs(one, self.device, seed, with_gradients=False)
+        else:
+            values = draw(kind, one, torch.Generator(self.device).manual_seed(seed), like=like.row(0))
+        for tensor in values.qkv:
             tensor.requires_grad_(with_gradients)
-        made = expected(replace(case, batch=1), of_row, with_gradients=with_gradients, sampled=True)
-        self.values[kind] = key, seed, row, made
+        made = expected(one, values, with_gradients=with_gradients, sampled=True)
+        self.values[key] = values, row, made
+        held = sum(tensor.nbytes for values, _, _ in self.values.values() for tensor in values.qkv)
+        while held > _MOST_VALUES and len(self.values) > 1:
+            oldest, *_ = self.values.pop(next(iter(self.values)))
+            held -= sum(tensor.nbytes for tensor in oldest.qkv)
         return values, row, made
 
     def forget_other_case(self, request: Request, *, with_gradients: bool) -> None:
-        """Free the kept references unless this job can use them."""
+        """Free the kept reference unless this job can use it."""
         key = (request.case, request.measuring.seed, request.measuring.inputs, with_gradients)
         if self.expected and self.expected[0] != key:
             self.expected = None
-        key_of_values = _key_of_values(request, with_gradients=with_gradients)
-        self.values = {kind: known for kind, known in self.values.items() if known[0] == key_of_values}
+
+    def power_share(self) -> float | None:
+        """Return the GPU's power of this instant relative to its limit, None if either is not known."""
+        limit = self.environment.get("power_limit_w")
+        power = self.state.now().get("power_w") if self.state else None
+        return power / limit if power and limit else None
 
     def reading(self) -> list[dict[str, Any]]:
         """Return what NVML, or on a CPU Linux, reports now; empty if neither is available."""
@@ -220,10 +225,6 @@ class Machine:
             counters = host_reading()
             return [counters] if counters else []
         return [self.state.read()] if self.state else []
-
-
-def _key_of_values(request: Request, *, with_gradients: bool) -> tuple[Case, int, bool]:
-    return request.case.alone, request.measuring.seed, with_gradients
 
 
 def event_floor(gpu: Gpu) -> dict[str, float]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from attn_exp.core.catalogue import packages
-from attn_exp.core.cpu import allowed_cpus, cpu_name, governor, instruction_sets, numa_nodes, ranges
+from attn_exp.core.host.cpu import allowed_cpus, cpu_name, governor, instruction_sets, numa_nodes, ranges
 from attn_exp.core.redaction import is_secret, redacted
 
 # Recorded if they are set. No other variable enters a record; of Triton's, those that change kernels (triton/knobs.py).
@@ -83,7 +83,8 @@ def git_commit() -> str | None:
     """
     try:
         ran = subprocess.run(
-            ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"],
+            # The file system's monitor is a program that a foreign repository names.
+            ["git", "-c", "core.fsmonitor=false", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"],
             capture_output=True,
             text=True,
             timeout=5,

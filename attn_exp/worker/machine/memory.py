@@ -1,58 +1,37 @@
-"""The memory of a call: what PyTorch's allocator counts, and what only the driver knows."""
+"""The memory of a call, as PyTorch's allocator counts it, and memory that only the driver knows."""
 
 import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
-from attn_exp.timers.timed_call import Call, as_timed
+from attn_exp.timers.call import Call
 
 # PyTorch's CUDA allocator gives out multiples of this.
 _ROUNDED = 512
 
 
-class DeviceMemory(Protocol):
-    """Counters of a device's memory in bytes; the work before a look at them is done."""
+class CudaMemory:
+    """Counters of the current CUDA device's memory in bytes, after the work before a look at them."""
 
     def allocated(self) -> int:
         """Return what PyTorch's allocator has given out."""
-        ...
-
-    def peak(self) -> int:
-        """Return the most that it had given out since `reset_peak`."""
-        ...
-
-    def reset_peak(self) -> None:
-        """Let the peak begin again."""
-        ...
-
-    def outside(self) -> int:
-        """Return what the driver has given out beyond what PyTorch's allocator holds, to any process."""
-        ...
-
-
-class CudaMemory:
-    """The current CUDA device's."""
-
-    def allocated(self) -> int:
-        """Return `torch.cuda.memory_allocated` after the device's work."""
         torch.cuda.synchronize()
         return torch.cuda.memory_allocated()
 
     def peak(self) -> int:
-        """Return `torch.cuda.max_memory_allocated` after the device's work."""
+        """Return the most that it had given out since `reset_peak`."""
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated()
 
     def reset_peak(self) -> None:
-        """Call `torch.cuda.reset_peak_memory_stats`."""
+        """Let the peak begin again."""
         torch.cuda.reset_peak_memory_stats()
 
     def outside(self) -> int:
-        """Return the used part of `cudaMemGetInfo` without what the allocator has reserved."""
+        """Return what the driver has given out beyond what PyTorch's allocator holds, to any process."""
         torch.cuda.synchronize()
         free, total = torch.cuda.mem_get_info()
         return total - free - torch.cuda.memory_reserved()
@@ -66,14 +45,14 @@ class CallMemory:
     kept: int = 0
 
 
-def call_memory(memory: DeviceMemory, call: Call) -> CallMemory:
+def call_memory(memory: CudaMemory, call: Call) -> CallMemory:
     """Make a call by itself, and return the memory that it adds to what is there.
 
     No new inputs, copies of results or flush are part of it.
     """
     before = memory.allocated()
     memory.reset_peak()
-    result = as_timed(call).run()
+    result = call()
     peak, kept = memory.peak() - before, memory.allocated() - before
     del result
     return CallMemory(peak, kept)
@@ -81,16 +60,16 @@ def call_memory(memory: DeviceMemory, call: Call) -> CallMemory:
 
 @dataclass
 class OwnMemory:
-    """What a job holds and takes, to tell the memory of its calls from that of everything else.
+    """Memory that a job holds and takes, to tell the memory of its calls from that of everything else.
 
     Attributes:
         memory: the device's counters.
         resident: bytes that every call needs: inputs without d_out, and what the backend keeps.
-        outside: what the driver had given out to others when the backend had taken nothing yet.
-        forward: what a forward adds; None before one was looked at.
+        outside: bytes that the driver had given out to others before the backend took any.
+        forward: the memory that a forward adds; None before one was measured.
     """
 
-    memory: DeviceMemory
+    memory: CudaMemory
     resident: int
     outside: int
     forward: CallMemory | None = None
@@ -113,19 +92,15 @@ class OwnMemory:
 
 
 class Ledger:
-    """Counts what a job takes while it is prepared, without what judging takes.
+    """Counts memory that a job takes while it is prepared, without that of judging; nothing on a CPU."""
 
-    Args:
-        memory: the device's counters, None where there are none.
-    """
-
-    def __init__(self, memory: DeviceMemory | None) -> None:
+    def __init__(self, memory: CudaMemory | None) -> None:
         self._memory = memory
         self._allocated, self._outside = self._now()
 
     @contextlib.contextmanager
     def others(self) -> Iterator[None]:
-        """What is taken or freed inside is not the job's."""
+        """Exclude memory that is taken or freed inside."""
         before = self._now()
         try:
             yield

@@ -14,28 +14,60 @@ from typing import Any
 
 import pynvml
 
-from attn_exp.core.nvml import GpuState
-from attn_exp.core.process import die_with_parent
+from attn_exp.core.host.nvml import GpuState
+from attn_exp.core.host.process import die_with_parent
 
 # Energy in each turn, everything else in one of four. A turn that took long is followed by as long a rest.
 TURN_S, TURNS = 0.005, 4
+# So it goes on for so long after the beginning, since a pass may be short. Then energy and everything else may each
+# take this share of a processor: a driver was seen to compute for 3 ms and for 16 ms.
+BRISK_S, SHARE = 0.1, 0.05
+# Energy is read so often whatever it costs: a pass of 50 ms has a reading.
+LONGEST_S = 0.045
+
+
+class Turns:
+    """When to read, and what: by what earlier turns took. Times are in seconds."""
+
+    def __init__(self, began: float) -> None:
+        self._began = self.due = self._all_due = began
+        self._turn = 0
+
+    def everything(self, now: float) -> bool:
+        """Return whether to read all there is in the turn that begins now, or energy only."""
+        return self._turn % TURNS == 0 if self._brisk(now) else now >= self._all_due
+
+    def took(self, began: float, wall_s: float, cpu_s: float, *, everything: bool) -> None:
+        """Note how long a turn lasted, and how much processor time it took."""
+        self._turn += 1
+        rest_s = max(TURN_S, 2 * wall_s)
+        if not self._brisk(began):
+            rest_s = max(rest_s, min(LONGEST_S, cpu_s / SHARE))
+        self.due = began + rest_s
+        if everything:
+            self._all_due = began + max(TURNS * TURN_S, cpu_s / SHARE)
+
+    def _brisk(self, now: float) -> bool:
+        return now < self._began + BRISK_S
 
 
 def serve(state: GpuState, commands: int, out: int) -> None:
     """Read while asked to, until `commands` ends."""
-    active, turn, due = False, 0, 0.0
+    turns: Turns | None = None
     while True:
-        ready, _, _ = select.select([commands], [], [], max(0.0, due - time.perf_counter()) if active else None)
+        wait_s = None if turns is None else max(0.0, turns.due - time.perf_counter())
+        ready, _, _ = select.select([commands], [], [], wait_s)
         if ready:
             words = os.read(commands, 4096)
             if not words:
                 return
-            active, turn, due = words.endswith(b"+"), 0, 0.0
-        elif active:
-            began = time.perf_counter()
-            _write(out, _read(state, everything=turn % TURNS == 0))
-            took, turn = time.perf_counter() - began, turn + 1
-            due = began + max(TURN_S, 2 * took)
+            turns = Turns(time.perf_counter()) if words.endswith(b"+") else None
+        elif turns is not None:
+            began, cpu_began = time.perf_counter(), time.process_time()
+            everything = turns.everything(began)
+            _write(out, _read(state, everything=everything))
+            cpu_s = time.process_time() - cpu_began
+            turns.took(began, time.perf_counter() - began, cpu_s, everything=everything)
 
 
 def _read(state: GpuState, *, everything: bool) -> dict[str, Any]:

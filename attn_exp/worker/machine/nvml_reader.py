@@ -11,9 +11,8 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 
-from attn_exp.core.energy import Reading
-from attn_exp.core.moment import moment
-from attn_exp.core.window import SILENCE_S
+from attn_exp.core.host.energy import Reading, moment
+from attn_exp.core.record.window import SILENCE_S
 
 _PROCESS = "attn_exp.worker.machine.nvml_process"
 # A process that died or stopped answering is started again, so often.
@@ -22,15 +21,9 @@ _MOST_BYTES = 1 << 20
 
 
 class NvmlReader:
-    """Readings of one GPU between `begin` and `end`; neither waits for anything.
-
-    Args:
-        uuid: the GPU's.
-        command: what starts the process, before the UUID, the file's descriptor and this process's number.
-    """
+    """Readings of one GPU between `begin` and `end`; neither waits for anything."""
 
     source = "nvml"
-    late_s: float | None = None
 
     def __init__(self, uuid: str, command: Sequence[str] = (sys.executable, "-m", _PROCESS)) -> None:
         self._uuid, self._command = uuid, tuple(command)

@@ -88,3 +88,31 @@ class Settings:
             yield
         finally:
             present.restore()
+
+
+class OwnState:
+    """A rival's settings of PyTorch, which start as those that the process had before any backend was loaded."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._shared, self._own = settings, settings
+        self._is_inside = False
+        self.set_back: set[str] = set()
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """Have the rival's settings inside, as it left them, and afterwards those that the process started with.
+
+        Names of settings that had to be set back are added to `set_back`. Inside of itself this does nothing.
+        """
+        if self._is_inside:
+            yield
+            return
+        self._is_inside = True
+        self._own.restore()
+        try:
+            yield
+        finally:
+            self._is_inside = False
+            self._own = Settings.now()
+            self.set_back |= set(self._shared.changed())
+            self._shared.restore()

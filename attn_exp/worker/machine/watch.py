@@ -2,48 +2,22 @@
 
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
-from attn_exp.core.cpu import allowed_cpus
-from attn_exp.core.cpu_reader import CpuReader
-from attn_exp.core.energy import Reading
-from attn_exp.core.moment import moment
-from attn_exp.core.record import Timing
-from attn_exp.core.window import Window, window_of
+from attn_exp.core.host.cpu import allowed_cpus
+from attn_exp.core.host.cpu_reader import CpuReader
+from attn_exp.core.host.energy import Reading, moment
+from attn_exp.core.record.record import Timing
+from attn_exp.core.record.window import Window, window_of
 from attn_exp.worker.machine.nvml_reader import NvmlReader
 
 
-class Reader(Protocol):
-    """Where readings come from. None of these waits for the device."""
-
-    source: str
-    # How late a reading may see a step of the energy's counter; None stands for the time between two readings.
-    late_s: float | None
-
-    def start(self) -> None:
-        """Get ready."""
-
-    def begin(self) -> None:
-        """Begin to read."""
-
-    def look(self) -> None:
-        """Take a reading between two blocks, if readings are not taken beside them."""
-
-    def end(self) -> tuple[list[Reading], str]:
-        """Return the readings since `begin`, and what went wrong with them."""
-        ...
-
-
 class Watch:
-    """Readings beside the timing of one pass after the other.
+    """Readings beside the timing of one pass after the other; without a reader `note` says why there are none."""
 
-    Args:
-        reader: where they come from, None if there is nothing to read.
-        note: what cannot be read, and why.
-        limits: of the device, `max_sm_clock_mhz` and `power_limit_w`.
-    """
-
-    def __init__(self, reader: Reader | None = None, note: str = "", limits: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, reader: NvmlReader | CpuReader | None = None, note: str = "", limits: Mapping[str, Any] | None = None
+    ) -> None:
         self._reader, self._note, self._limits = reader, note, limits or {}
         self._since = self._until = 0.0
         self._readings: list[Reading] = []
@@ -94,10 +68,8 @@ class Watch:
             self._readings,
             watched=(moment(self._since), moment(self._until)),
             alone=self._alone,
-            late_s=self._reader.late_s,
             trouble=self._trouble,
             limits=self._limits,
-            no_energy=self._note,
         )
 
 
@@ -105,8 +77,8 @@ def watch_cpu() -> Watch:
     """Return the watch of this machine's processor."""
     reader = CpuReader(allowed_cpus())
     if not reader.shows:
-        return Watch(None, f"Linux shows no frequency of this processor; {reader.missing}")
-    return Watch(reader, reader.missing)
+        return Watch(None, "Linux shows no frequency of this processor")
+    return Watch(reader)
 
 
 def watch_gpu(uuid: str, limits: Mapping[str, Any]) -> Watch:

@@ -1,74 +1,19 @@
 """Backwards that are done elsewhere, or read what an earlier call left."""
 
-import itertools
 from collections.abc import Callable
 from functools import partial
 
 import torch
 
-from attn_exp.attention.autograd import Gradients, autograd_backward
+from attn_exp.attention.autograd import Gradients
 from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import Calls
-from attn_exp.core.case import Case
+from attn_exp.core.case.case import Case
 from cheats.corpus import BOTH
-from cheats.gpu.base import NOTHING, SHORT, WRONG, Formula, OnGpu, any_of, attend, gpu_cheat
+from cheats.gpu.base import NOTHING, WRONG, Formula, any_of, gpu_cheat
 
 _KEPT = ("inaccurate", "wrong_kernel", "implausible")
 _KEPT_WORDS = any_of(WRONG, NOTHING, "above the|faster than")
-
-
-@gpu_cheat("gradients", _KEPT, _KEPT_WORDS, passes=BOTH)
-class GradientsOfTheFirstCallOnGpu(OnGpu):
-    """Copies the gradients of the first backward."""
-
-    def gradients(self, case: Case, inputs: Inputs, right: Callable[[], Gradients]) -> Callable[[], Gradients]:
-        kept = right()
-        return lambda: tuple(gradient.clone() for gradient in kept)
-
-
-@gpu_cheat("gradients", _KEPT, _KEPT_WORDS, passes=BOTH)
-class BackwardInTheForwardOnGpu(OnGpu):
-    """The forward computes the gradients, and the backward copies them."""
-
-    def prepare(self, case: Case, inputs: Inputs) -> Calls:
-        found: list[Gradients] = []
-
-        def forward() -> torch.Tensor:
-            out = attend(case, *inputs.qkv)
-            found[:] = [autograd_backward(inputs, out)()]
-            return out
-
-        def backward(_: torch.Tensor) -> Callable[[], Gradients]:
-            return lambda: tuple(gradient.clone() for gradient in found[0])
-
-        return Calls(forward, backward, scope=self.scope, inputs=inputs)
-
-
-@gpu_cheat("gradients", _KEPT, _KEPT_WORDS, passes=BOTH)
-class DvOfTheFirstCall(OnGpu):
-    """Computes dq and dk in each backward; dv is that of the first."""
-
-    def gradients(self, case: Case, inputs: Inputs, right: Callable[[], Gradients]) -> Callable[[], Gradients]:
-        kept = right()[2]
-        return lambda: (*right()[:2], kept)
-
-
-@gpu_cheat("gradients", ("inaccurate", "error"), any_of(WRONG, "graph"), passes=BOTH)
-class ForwardWithoutAGraphLater(OnGpu):
-    """Later forwards save nothing for a backward, which goes on with the graph of the first."""
-
-    def prepare(self, case: Case, inputs: Inputs) -> Calls:
-        calls = itertools.count()
-        with self.scope(), torch.enable_grad():
-            first = attend(case, *inputs.qkv)
-
-        def forward() -> torch.Tensor:
-            if next(calls) == 0:
-                return first
-            with torch.no_grad():
-                return attend(case, *inputs.qkv)
-
-        return Calls(forward, lambda _: autograd_backward(inputs, first), scope=self.scope, inputs=inputs)
 
 
 class ByHand(Formula):
@@ -128,40 +73,8 @@ class ByHand(Formula):
         return ds @ k
 
 
-_OVERWRITTEN = "a later forward overwrites what the backward of an earlier one needs"
-
-
-@gpu_cheat("gradients", "inaccurate", _OVERWRITTEN, passes=BOTH, case=SHORT)
-class SavedByHand(ByHand):
-    """Keeps the log-sum-exp of the newest forward alone, as if no other could come before its backward."""
-
-    one_place = True
-
-
 @gpu_cheat("gradients", "inaccurate", WRONG, passes=BOTH)
 class LogSumExpOfTheFirstForward(ByHand):
     """The backward reads the log-sum-exp that the first forward stored."""
 
     fresh_lse = False
-
-
-@gpu_cheat("gradients", "inaccurate", WRONG, passes=BOTH)
-class DeltaOfTheFirstBackward(ByHand):
-    """The backward reads the sums of d_out times out that the first backward stored."""
-
-    fresh_delta = False
-
-
-@gpu_cheat("gradients", "inaccurate", WRONG, passes=BOTH)
-class DqThatAddsUp(OnGpu):
-    """The buffer into which dq is summed is cleared in the preparation, and not by each call."""
-
-    def gradients(self, case: Case, inputs: Inputs, right: Callable[[], Gradients]) -> Callable[[], Gradients]:
-        total = torch.zeros_like(inputs.q_bhsd, dtype=torch.float32, requires_grad=False)
-
-        def backward() -> Gradients:
-            dq, dk, dv = right()
-            total.add_(dq)
-            return total.to(dq.dtype), dk, dv
-
-        return backward

@@ -18,3 +18,11 @@ def _set_back() -> float:
 
 if _SWITCH:
     time.time = _set_back
+
+if "ATTN_EXP_DRILL_NOBODY" in os.environ:
+    import pwd
+
+    def _nobody(user: object) -> object:
+        raise KeyError(f"getpwuid(): uid not found: {user}")
+
+    pwd.getpwuid = _nobody  # type: ignore[assignment]

@@ -1,0 +1,117 @@
+"""Keys and values in pages of a pool, as a server's cache has them.
+
+A request's keys lie in pages of `page_size` slots, anywhere in a pool (pages, page_size, kv_heads, dim), as in
+FlashAttention and vLLM. A block table has the index of each page. Slots behind a request's last key and unused pages
+hold what other requests left there: here random numbers.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from attn_exp.core.case.case import Case
+
+# One page of so many belongs to nobody.
+_FREE = 8
+# The order of pages, which is the same each time.
+_SEED = 20_230_620
+
+
+@dataclass(frozen=True, eq=False)
+class Pages:
+    """Positions of a batch's keys in a pool of pages.
+
+    Attributes:
+        table: the pages of each request in the order of its keys, int32 (requests, most pages); 0 behind its last page.
+        lengths: how many keys each request has, on the host.
+        page_size: the slots of a page.
+        count: the pages of the pool.
+    """
+
+    table: torch.Tensor
+    lengths: tuple[int, ...]
+    page_size: int
+    count: int
+
+    @property
+    def pages_of_requests(self) -> tuple[int, ...]:
+        """Return how many pages each request has."""
+        return tuple(-(-length // self.page_size) for length in self.lengths)
+
+    @property
+    def indices(self) -> torch.Tensor:
+        """Return the pages of all requests behind each other, int32 (FlashInfer's kv_indices)."""
+        rows = zip(self.table, self.pages_of_requests, strict=True)
+        return torch.cat([row[:count] for row, count in rows])
+
+    @property
+    def keys_of_last_pages(self) -> torch.Tensor:
+        """Return how many keys the last page of each request has, int32 (FlashInfer's last_page_len)."""
+        counts = [(length - 1) % self.page_size + 1 for length in self.lengths]
+        return torch.tensor(counts, dtype=torch.int32, device=self.table.device)
+
+    def slots(self) -> torch.Tensor:
+        """Return the slot of each key of all requests behind each other, int64: page x page_size + place in it."""
+        rows = []
+        for row, length, count in zip(self.table, self.lengths, self.pages_of_requests, strict=True):
+            of_page = torch.arange(self.page_size, device=row.device)
+            rows.append((row[:count, None].long() * self.page_size + of_page).flatten()[:length])
+        return torch.cat(rows)
+
+
+def pages_of(case: Case, device: torch.device) -> Pages:
+    """Return the pages of a paged case, in random order."""
+    assert case.page_size is not None
+    lengths = case.kv_lengths or case.lengths or (case.kv_len,) * case.batch
+    counts = [-(-length // case.page_size) for length in lengths]
+    pool = sum(counts) + max(1, sum(counts) // _FREE)
+    order = torch.randperm(pool, generator=torch.Generator().manual_seed(_SEED))[: sum(counts)].int()
+    table = torch.zeros(len(lengths), max(counts), dtype=torch.int32)
+    for row, own in zip(table, order.split(counts), strict=True):
+        row[: len(own)] = own
+    return Pages(table.to(device), tuple(lengths), case.page_size, pool)
+
+
+class Paging:
+    """Turns keys and values of a paged case into pools, and back."""
+
+    def __init__(self, case: Case, pages: Pages) -> None:
+        self.pages = pages
+        self._rows = case.batch
+        # Of each key, int64 (batch, kv_len): those of packed sequences lie behind each other as the requests do.
+        self.slots = pages.slots().view(case.batch, case.kv_len)
+
+    def pool_of(self, tensor_bhsd: torch.Tensor) -> torch.Tensor:
+        """Return a new pool that has a tensor of keys or values in its pages, and random numbers elsewhere."""
+        heads, dim = tensor_bhsd.shape[1], tensor_bhsd.shape[-1]
+        shape, device = (self.pages.count, self.pages.page_size, heads, dim), tensor_bhsd.device
+        left = torch.Generator(device).manual_seed(_SEED)
+        pool = torch.randn(shape, generator=left, device=device, dtype=tensor_bhsd.dtype)
+        self.write(pool, tensor_bhsd)
+        return pool
+
+    def write(self, pool: torch.Tensor, tensor_bhsd: torch.Tensor) -> None:
+        """Write a tensor of keys or values into its pages of a pool."""
+        pool.data.flatten(0, 1)[self.slots.flatten()] = tensor_bhsd.detach().transpose(1, 2).flatten(0, 1)
+
+    def read(self, pool: torch.Tensor) -> torch.Tensor:
+        """Return a copy of what lies in the pages of a pool, (batch, kv_heads, kv_len, dim)."""
+        rows = pool.flatten(0, 1).index_select(0, self.slots.flatten())
+        gathered: torch.Tensor = rows.unflatten(0, (self._rows, -1)).transpose(1, 2)
+        return gathered
+
+    def along(self, of_keys: torch.Tensor) -> torch.Tensor:
+        """Return what belongs to the keys of a row, (..., kv_len), for each slot of a pool, (..., pages, page_size).
+
+        Slots without a key get that of key 0.
+        """
+        key = torch.zeros(self.pages.count * self.pages.page_size, dtype=torch.int64, device=self.slots.device)
+        key[self.slots.flatten()] = torch.arange(self.slots.shape[1], device=key.device).repeat(self._rows)
+        of_slots: torch.Tensor = of_keys[..., key].unflatten(-1, (self.pages.count, self.pages.page_size))
+        return of_slots
+
+    def of_row(self, row: int) -> torch.Tensor:
+        """Return the pages of a row of the batch."""
+        if self._rows == 1:
+            return self.pages.indices.long()
+        return self.pages.table[row, : self.pages.pages_of_requests[row]].long()

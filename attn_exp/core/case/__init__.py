@@ -1,0 +1,1 @@
+"""The case: the problem, its fields, its work, and filters over cases."""

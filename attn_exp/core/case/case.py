@@ -1,0 +1,422 @@
+"""The case: shapes, dtype and mask of one attention problem, independent of the backend."""
+
+from dataclasses import dataclass, replace
+
+from attn_exp.core.errors import UserError, nearest
+
+E4M3 = "float8_e4m3fn"
+# float16 tensors whose scores are products of int8 codes, which the backend makes inside of the call.
+INT8 = "int8"
+# Bytes of an element of q, k, v and the output.
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, E4M3: 1, INT8: 2}
+# The short names of dtypes on the command line.
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": E4M3, "int8": INT8}
+TYPED_DTYPES = {name: typed for typed, name in DTYPES.items()}
+ALIGNMENTS = ("bottom_right", "top_left")
+LAYOUTS = ("bhsd", "bshd")
+# Whether a bias has numbers of its own for each query head.
+BIASES = ("heads", "shared")
+# The computation around the attention. The first is attention without a block, None in a case.
+WORKLOADS = ("attention", "dit_block", "dit_double_block", "decoder_layer")
+# The passes that a backend computes and those that are measured: `step` is a forward and its backward in one call.
+HALVES = ("forward", "backward")
+PASSES = (*HALVES, "step")
+# The kind of inputs that are normally distributed; conf/inputs has the others.
+NORMAL = "normal"
+# The kind of tensors that a user gave, of which nothing is known.
+GIVEN = "given"
+
+# A larger number is a typo, not an experiment.
+LARGEST = {
+    "batch": 1 << 20,
+    "q_heads": 1 << 14,
+    "kv_heads": 1 << 14,
+    "q_len": 1 << 25,
+    "kv_len": 1 << 25,
+    "head_dim": 1 << 12,
+    "value_dim": 1 << 12,
+}
+_LARGEST_TENSOR_BYTES = 1 << 40
+_LARGEST_MLP = 1 << 20
+# Keys of a page.
+LARGEST_PAGE = 256
+# The fields that change a causal mask, and how; a case has at most one of them.
+CAUSAL_MASKS = {"window": "slides along", "prefix": "adds keys to", "chunk": "cuts"}
+# The masks that change a causal one, as conf/mask names them.
+_TYPED_MASKS = {"window": "window", "prefix": "prefix_lm", "chunk": "chunked"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One attention problem.
+
+    Tensors are q (batch, q_heads, q_len, head_dim), k (batch, kv_heads, kv_len, head_dim) and v (batch, kv_heads,
+    kv_len, value_dim); with `latent` v is a part of k.
+
+    Attributes:
+        batch: sequences, or rows of packed sequences.
+        q_heads: query heads.
+        kv_heads: key-value heads, a divisor of `q_heads`.
+        q_len: queries.
+        kv_len: keys.
+        head_dim: the head dimension of q and k.
+        value_dim: the head dimension of v and the output.
+        dtype: PyTorch's name. Tensors of `float8_e4m3fn` are codes, each tensor with a scale
+            (attn_exp/attention/inputs.py). At `int8` tensors are float16, and the backend quantises q and k inside of
+            the call (attn_exp/attention/quantised_formula.py).
+        causal: whether a query sees only keys up to its own.
+        align: where a causal mask starts if q_len != kv_len. `bottom_right`: the last query sees every key
+            (FlashAttention >= 2.1). `top_left`: query i sees keys 0..i (PyTorch's `is_causal`).
+        window: the keys that a sliding window keeps, the query's own included; it needs a causal mask. Libraries count
+            differently (FlashAttention's left window L keeps L + 1 keys, cuDNN's keeps L), and backends translate.
+        prefix: the first keys, which under a causal mask every query sees (prefix LM, arXiv:1910.10683, 3.2.1).
+        chunk: under a causal mask a query sees only keys of its own chunk of so many positions (Llama 4's
+            `attention_chunk_size`). The position of query i is that of the last key that it sees.
+        softcap: bounds the scores before the mask: softcap * tanh(scores / softcap).
+        sink: whether each query head has a learned logit that joins the softmax's denominator and has no value
+            (gpt-oss, arXiv:2508.10925). Its values follow from the case (attn_exp/attention/sinks.py), and its
+            gradient, `d_sink`, is part of the backward.
+        alibi: whether scores lose the distance of their query and key, times a slope of the query head (ALiBi,
+            arXiv:2108.12409). It counts from the query's last key under a causal mask of this alignment.
+        bias: the tensor that is added to scores, the same in all rows of the batch. `heads` has numbers for each query
+            head (1, q_heads, q_len, kv_len); `shared` has the same for all heads (1, 1, q_len, kv_len). It is a
+            constant (attn_exp/attention/biases.py).
+        latent: whether the value of a key is its first `value_dim` channels, so that keys and values are one tensor. It
+            is a cache of latents (multi-head latent attention in decoding, arXiv:2405.04434, 2.1.2), forward only.
+        lengths: packs sequences of these lengths into one row of the batch. A query sees only keys of its own sequence,
+            and masks count within it, prefixes and chunks too.
+        kv_lengths: how many keys each of these sequences has, as many as queries or more: the requests of a batch in
+            serving, whose last queries are new. None: as many as queries.
+        page_size: how many keys each page of a paged cache has, from 1 to 256; None for keys and values that lie behind
+            each other. The pages of a request or row lie anywhere in a pool (pages, page_size, kv_heads, head_dim or
+            value_dim). A block table has their indices (attn_exp/attention/pages.py). It is forward only, and `layout`
+            is that of q and the output.
+        layout: the memory layout of tensors: `bhsd`, or `bshd` with the heads of a token adjacent.
+        workload: the transformer block around the attention, q_heads x head_dim wide; None for attention without a
+            block.
+        mlp_dim: the width of the block's MLP; None without a block.
+
+    Raises:
+        UserError: a size is no positive integer or absurdly large, or the query heads are no multiple of the key-value
+            heads. Likewise if a dtype, alignment, layout or workload is unknown, lengths do not add up, or the workload
+            lacks a mask or head configuration.
+    """
+
+    batch: int
+    q_heads: int
+    kv_heads: int
+    q_len: int
+    kv_len: int
+    head_dim: int
+    value_dim: int
+    dtype: str
+    causal: bool = False
+    align: str = "bottom_right"
+    window: int | None = None
+    prefix: int | None = None
+    chunk: int | None = None
+    softcap: float | None = None
+    sink: bool = False
+    alibi: bool = False
+    bias: str | None = None
+    latent: bool = False
+    lengths: tuple[int, ...] | None = None
+    kv_lengths: tuple[int, ...] | None = None
+    page_size: int | None = None
+    layout: str = "bhsd"
+    workload: str | None = None
+    mlp_dim: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, largest in LARGEST.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
+                typed = "null" if value is None else repr(value)
+                how = (
+                    f""": as a variable's number write '{name}="${{oc.decode:${{oc.env:NAME}}}}"'"""
+                    if isinstance(value, str)
+                    else ""
+                )
+                raise UserError(f"{name}={typed} is not a whole number from 1 to {largest:,}{how}")
+        if self.q_heads % self.kv_heads:
+            raise UserError(
+                f"kv_heads={self.kv_heads} does not divide q_heads={self.q_heads}: "
+                f"use model.kv_heads={nearest_divisor(self.q_heads, self.kv_heads)}, or another divisor"
+            )
+        if not isinstance(self.dtype, str) or self.dtype not in DTYPE_BYTES:
+            raise UserError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPE_BYTES)}")
+        if not isinstance(self.causal, bool):
+            raise UserError(f"causal={self.causal!r} is neither true nor false")
+        if self.align not in ALIGNMENTS:
+            raise UserError(f"align={self.align!r} is not one of {', '.join(ALIGNMENTS)}")
+        for name, does in CAUSAL_MASKS.items():
+            self._check_keys(name, does)
+        cap = self.softcap
+        if cap is not None and (isinstance(cap, bool) or not isinstance(cap, int | float) or not 0 < cap < 1e6):
+            raise UserError(f"softcap={cap!r} is not a positive number; null is no softcap")
+        for name in ("sink", "alibi", "latent"):
+            if not isinstance(getattr(self, name), bool):
+                raise UserError(f"{name}={getattr(self, name)!r} is neither true nor false")
+        if self.bias is not None:
+            self._check_bias(self.bias)
+        if self.latent:
+            self._check_latent()
+        if self.page_size is not None:
+            self._check_pages(self.page_size)
+        if self.layout not in LAYOUTS:
+            raise UserError(f"layout={self.layout!r} is not one of {', '.join(LAYOUTS)}")
+        if self.lengths is not None:
+            self._check_lengths(self.lengths, self.kv_lengths)
+        elif self.kv_lengths is not None:
+            raise UserError("kv_lengths are those of packed sequences: set lengths too, or kv_lengths=null")
+        if self.workload is not None:
+            self._check_workload(self.workload)
+        largest_bytes = (
+            max(
+                self.batch * self.q_heads * self.q_len * max(self.head_dim, self.value_dim),
+                self.batch * self.kv_heads * self.kv_len * max(self.head_dim, self.value_dim),
+            )
+            * DTYPE_BYTES[self.dtype]
+        )
+        if largest_bytes > _LARGEST_TENSOR_BYTES:
+            raise UserError(f"one tensor of this case takes {largest_bytes / 2**40:.1f} TiB: lower batch or seq_len")
+
+    def _check_keys(self, name: str, does: str) -> None:
+        keys = getattr(self, name)
+        if keys is None:
+            return
+        if not isinstance(keys, int) or isinstance(keys, bool) or keys < 1:
+            raise UserError(f"{name}={keys!r} is not a positive number of keys; null is no {name}")
+        if not self.causal:
+            raise UserError(f"{name}={keys} {does} a causal mask: set causal=true, or {name}=null")
+        for other in CAUSAL_MASKS:
+            if other != name and getattr(self, other) is not None:
+                raise UserError(f"{name}={keys} and {other}={getattr(self, other)} are two masks: set {other}=null")
+
+    def _check_lengths(self, lengths: tuple[int, ...], kv_lengths: tuple[int, ...] | None) -> None:
+        for name, own in (("lengths", lengths), ("kv_lengths", kv_lengths)):
+            if own is None:
+                continue
+            whole = all(isinstance(length, int) and not isinstance(length, bool) and length > 0 for length in own)
+            if not own or not whole:
+                raise UserError(f"{name}={list(own)} must be whole positive numbers, for example {name}=[512,1536]")
+        if kv_lengths is not None:
+            self._check_requests(lengths, kv_lengths)
+        if self.batch != 1 or self.q_len != sum(lengths) or self.kv_len != sum(kv_lengths or lengths):
+            raise UserError(
+                f"lengths={list(lengths)} pack {sum(lengths)} tokens into one row: set batch=1 and leave seq_len out"
+            )
+
+    def _check_bias(self, bias: str) -> None:
+        if bias not in BIASES:
+            raise UserError(f"bias={bias!r} is not one of {', '.join(BIASES)}; null is no bias")
+        if self.lengths is not None:
+            raise UserError("a bias is of the queries and keys of one sequence: set lengths=null or bias=null")
+        size = self.bias_heads * self.q_len * self.kv_len * DTYPE_BYTES[self.dtype]
+        if size > _LARGEST_TENSOR_BYTES:
+            raise UserError(f"the bias of this case takes {size / 2**40:.1f} TiB: lower seq_len, or set bias=shared")
+
+    def _check_latent(self) -> None:
+        if self.value_dim > self.head_dim:
+            raise UserError(
+                f"latent=true has values that are channels of keys, and value_dim={self.value_dim} is more than "
+                f"head_dim={self.head_dim}: set model.value_dim={self.head_dim} or less, or latent=false"
+            )
+        if self.quantised:
+            typed = TYPED_DTYPES[self.dtype]
+            raise UserError(f"latent=true has no keys and values in {typed}: set dtype=bf16, or latent=false")
+
+    def _check_pages(self, page_size: int) -> None:
+        if not isinstance(page_size, int) or isinstance(page_size, bool) or not 1 <= page_size <= LARGEST_PAGE:
+            raise UserError(
+                f"page_size={page_size!r} is not a whole number of keys from 1 to {LARGEST_PAGE}; null is no pages"
+            )
+        if self.quantised:
+            raise UserError(f"a paged cache has no {TYPED_DTYPES[self.dtype]} here: set dtype=bf16, or page_size=null")
+
+    def _check_requests(self, lengths: tuple[int, ...], kv_lengths: tuple[int, ...]) -> None:
+        if len(kv_lengths) != len(lengths):
+            raise UserError(
+                f"kv_lengths has {len(kv_lengths)} numbers, and lengths {len(lengths)}: one for each request"
+            )
+        for queries, keys in zip(lengths, kv_lengths, strict=True):
+            if keys < queries:
+                raise UserError(f"a request has {queries} queries and only {keys} keys, which include its own")
+        if self.align != "bottom_right":
+            raise UserError("requests end with their last key: set align=bottom_right")
+
+    def _check_workload(self, workload: str) -> None:
+        if workload not in WORKLOADS[1:]:
+            near = nearest(workload, WORKLOADS)
+            raise UserError(f"workload={workload} does not exist: {near}the choices are {', '.join(WORKLOADS)}")
+        diffusion = workload in ("dit_block", "dit_double_block")
+        checks = (
+            (not (diffusion and self.causal), "has no causal mask: set causal=false, or choose model=flux"),
+            (diffusion or self.causal, "has a causal mask: set causal=true, or choose workload=dit_block"),
+            (
+                not diffusion or self.q_heads == self.kv_heads,
+                "has as many key-value heads as query heads: set model.kv_heads=null, or choose model=flux",
+            ),
+            (self.square, "attends to its own tokens: leave q_len and kv_len out, and set seq_len=..."),
+            (
+                workload != "dit_double_block" or self.q_len > 1,
+                "has tokens of text and of an image: set seq_len=2 or more",
+            ),
+            (self.lengths is None, "has no packed sequences: set lengths=null"),
+            (self.head_dim == self.value_dim, "has values as wide as its keys: set model.value_dim=null"),
+            (self.head_dim % 2 == 0, "rotates pairs of dimensions: set an even model.head_dim"),
+            (not self.sink, "has no sinks: set sink=false"),
+            (not self.alibi, "has no ALiBi: set alibi=false"),
+            (self.bias is None, "has no bias: set bias=null"),
+            (not self.latent, "has values of their own: set latent=false"),
+            (self.page_size is None, "has no paged cache: set page_size=null"),
+            (
+                not self.quantised,
+                f"has weights in the case's dtype, and none in {TYPED_DTYPES[self.dtype]}: set dtype=bf16",
+            ),
+            (self.layout == LAYOUTS[0], "has tensors as its projections leave them: leave layout out"),
+        )
+        for fits, otherwise in checks:
+            if not fits:
+                raise UserError(f"workload={workload} {otherwise}")
+        mlp = self.mlp_dim
+        if mlp is None:
+            raise UserError(f"workload={workload} needs its MLP's width: set mlp_dim=14336, or choose model=llama3_8b")
+        if not isinstance(mlp, int) or isinstance(mlp, bool) or not 1 <= mlp <= _LARGEST_MLP:
+            raise UserError(f"mlp_dim={mlp!r} is not a whole number from 1 to {_LARGEST_MLP:,}")
+
+    @property
+    def alone(self) -> "Case":
+        """Return the attention without a block, with tensors as a block's projections leave them."""
+        return self if self.workload is None else replace(self, layout="bshd", workload=None, mlp_dim=None)
+
+    @property
+    def in_codes(self) -> bool:
+        """Whether tensors are codes with a scale."""
+        return self.dtype == E4M3
+
+    @property
+    def quantised(self) -> bool:
+        """Whether products are of codes of 8 bits: of the tensors, or of what the backend makes of them."""
+        return self.dtype in (E4M3, INT8)
+
+    @property
+    def tensor_dtype(self) -> str:
+        """Return PyTorch's name of the dtype that tensors have."""
+        return "float16" if self.dtype == INT8 else self.dtype
+
+    @property
+    def embed_dim(self) -> int:
+        """Return the width of all query heads together, as PyTorch's attention benchmark gives sizes."""
+        return self.q_heads * self.head_dim
+
+    @property
+    def bias_heads(self) -> int:
+        """Return how many heads of the bias there are, 0 without a bias."""
+        return {None: 0, "shared": 1, "heads": self.q_heads}[self.bias]
+
+    @property
+    def forward_only(self) -> str | None:
+        """Return why a case has no backward and what to set, None if it has one."""
+        if self.latent:
+            return "latent=true is measured forward only, as in decoding: set passes=[forward]"
+        if self.page_size is not None:
+            return "a paged cache is measured forward only, as in serving: set passes=[forward]"
+        return None
+
+    @property
+    def kv_dims(self) -> int:
+        """Return the numbers that a key and its value have together."""
+        return self.head_dim + (0 if self.latent else self.value_dim)
+
+    @property
+    def square(self) -> bool:
+        """Whether both alignments are the same mask."""
+        return self.q_len == self.kv_len and self.kv_lengths is None
+
+    @property
+    def offset(self) -> int:
+        """Return the last key that query 0 sees under a causal mask."""
+        return self.kv_len - self.q_len if self.align == "bottom_right" else 0
+
+    @property
+    def dense(self) -> bool:
+        """Whether every query sees every key: no mask, or one that hides nothing, as in decoding."""
+        if self.lengths is not None:
+            return False
+        if not self.causal or (self.prefix is not None and self.prefix >= self.kv_len):
+            return True
+        kept = self.window or self.chunk or self.kv_len
+        return self.q_len == 1 and self.align == "bottom_right" and kept >= self.kv_len
+
+    @property
+    def keyless(self) -> str | None:
+        """Return which queries see no key, with a softmax of 0 / 0, and what to set instead; None if all see one."""
+        if self.prefix is not None:
+            return None
+        if self.causal and self.align == "bottom_right" and self.q_len > self.kv_len:
+            return "the first queries see no key, their softmax is undefined: set align=top_left or q_len <= kv_len"
+        if self.window is not None and self.align == "top_left" and self.q_len - self.window >= self.kv_len:
+            return "the last queries see no key, their softmax is undefined: widen the window, or lower q_len"
+        if self.chunk is not None and (self.q_len - 1 + self.offset) // self.chunk * self.chunk >= self.kv_len:
+            return "the last queries see no key, their softmax is undefined: enlarge the chunk, or lower q_len"
+        return None
+
+    @property
+    def mask(self) -> str:
+        """Return the mask as conf/mask names it, with its keys if it has some: `full`, `causal`, `prefix_lm (256)`."""
+        for name, typed in _TYPED_MASKS.items():
+            if (keys := getattr(self, name)) is not None:
+                return f"{typed} ({keys})"
+        return "causal" if self.causal else "full"
+
+    @property
+    def most_keys(self) -> int:
+        """Return how many keys a query sees at most: the last one of the longest sequence."""
+        longest = max(self.kv_lengths or self.lengths or (self.kv_len,))
+        return min(longest, self.window or longest, self.chunk or longest)
+
+    def label(self) -> str:
+        """Return a short label, e.g. `b8 h16 s1024 d128 bf16 causal`."""
+        batch, heads, length, dim = self._sizes()
+        return " ".join([batch, heads, length, dim, TYPED_DTYPES[self.dtype], self._mask(), *self._more()])
+
+    def brief(self) -> str:
+        """Return the label with what sweeps vary most first, e.g. `s1024 b8 causal h16 d128 bf16`."""
+        batch, heads, length, dim = self._sizes()
+        return " ".join([length, batch, self._mask(), heads, dim, TYPED_DTYPES[self.dtype], *self._more()])
+
+    def shape(self) -> str:
+        """Return the sizes of only the tensors, e.g. `b8 h16 s1024 d128`."""
+        return " ".join(self._sizes())
+
+    def _sizes(self) -> tuple[str, str, str, str]:
+        heads = f"h{self.q_heads}" + (f"/{self.kv_heads}" if self.kv_heads != self.q_heads else "")
+        length = f"s{self.q_len}" if self.square else f"q{self.q_len} kv{self.kv_len}"
+        dim = f"d{self.head_dim}" + (f"/{self.value_dim}" if self.value_dim != self.head_dim else "")
+        return f"b{self.batch}", heads, length, dim
+
+    def _mask(self) -> str:
+        mask = "causal" if self.causal else "full"
+        if self.causal and not self.square:
+            mask += f" {self.align}"
+        more = (("w", self.window), ("prefix", self.prefix), ("chunk", self.chunk))
+        return " ".join([mask, *(f"{word}{keys}" for word, keys in more if keys is not None)])
+
+    def _more(self) -> list[str]:
+        more = [f"cap{self.softcap:g}"] if self.softcap is not None else []
+        more += ["sink"] if self.sink else []
+        more += ["alibi"] if self.alibi else []
+        more += [f"bias {self.bias}"] if self.bias is not None else []
+        more += ["latent"] if self.latent else []
+        more += [f"page{self.page_size}"] if self.page_size is not None else []
+        if self.lengths is not None:
+            more.append(f"{len(self.lengths)} {'packed' if self.kv_lengths is None else 'requests'}")
+        more += [self.layout] if self.layout != LAYOUTS[0] else []
+        return [*more, *([f"{self.workload} mlp{self.mlp_dim}"] if self.workload is not None else [])]
+
+
+def nearest_divisor(whole: int, wanted: int) -> int:
+    """Return the divisor of `whole` that is nearest to `wanted`, the smaller of two."""
+    divisors = [d for d in range(1, whole + 1) if whole % d == 0]
+    return min(divisors, key=lambda d: (abs(d - wanted), d))

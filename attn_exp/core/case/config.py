@@ -1,0 +1,86 @@
+"""Make the case that a composed configuration describes."""
+
+from typing import Any
+
+from attn_exp.core.case.case import LARGEST, WORKLOADS, Case, nearest_divisor
+from attn_exp.core.case.packed import packed_lengths
+from attn_exp.core.errors import UserError
+
+_LARGEST_EMBEDDING = 1 << 24
+
+
+def case_from_config(config: dict[str, Any]) -> Case:
+    """Return the case of a composed configuration: `model`, `dtype`, and the keys that are fields of `Case`.
+
+    Raises:
+        UserError: as `Case`; also if the heads do not divide the embedding, or a size is missing.
+    """
+    model = config["model"]
+    head_dim = model.get("head_dim")
+    if head_dim is None:
+        embedding, q_heads = model.get("embedding"), model.get("q_heads")
+        if not _size(embedding) or not _size(q_heads):
+            raise UserError("the model needs model.head_dim, or whole model.embedding and model.q_heads")
+        if embedding % q_heads:
+            raise UserError(
+                f"q_heads={q_heads} does not divide embedding={embedding}: "
+                f"use model.q_heads={nearest_divisor(embedding, q_heads)}, or another divisor"
+            )
+        head_dim = embedding // q_heads
+    elif (
+        model.get("embedding") is not None
+        and _size(model.get("q_heads"))
+        and _size(head_dim)
+        and model["embedding"] != model["q_heads"] * head_dim
+    ):
+        raise UserError(
+            f"embedding={model['embedding']} is not q_heads x head_dim = {model['q_heads']} x {head_dim}: "
+            "set model.head_dim=null, or leave the embedding out"
+        )
+    lengths, kv_lengths = packed_lengths(config["lengths"], config["kv_lengths"])
+    # The length of a packed case is the sum of its sequences; an explicit length has to agree.
+    model_len = model.get("seq_len")
+    for key, own in (("q_len", lengths), ("kv_len", kv_lengths or lengths)):
+        if own and all(isinstance(length, int) and length > 0 for length in own) and config[key] == model_len:
+            config = config | {key: sum(own)}
+    seq_len = config.get("seq_len")
+    if not _is_length(seq_len) and seq_len == config["q_len"] == config["kv_len"]:
+        # Typed once as seq_len; the case would refuse q_len, which was not typed.
+        raise UserError(f"seq_len={seq_len!r} is not a whole number from 1 to {LARGEST['q_len']:,}")
+    no_block = config["workload"] == WORKLOADS[0]
+    sizes = {
+        "batch": config["batch"],
+        "q_heads": model.get("q_heads"),
+        "kv_heads": model.get("kv_heads") if model.get("kv_heads") is not None else model.get("q_heads"),
+        "q_len": config["q_len"],
+        "kv_len": config["kv_len"],
+        "head_dim": head_dim,
+        "value_dim": model.get("value_dim") if model.get("value_dim") is not None else head_dim,
+        "dtype": config["dtype"]["name"],
+        "causal": config["causal"],
+        "align": config["align"],
+        "window": config["window"],
+        "prefix": config["prefix"],
+        "chunk": config["chunk"],
+        "softcap": config["softcap"],
+        "sink": False if config["sink"] is None else config["sink"],
+        "alibi": False if config["alibi"] is None else config["alibi"],
+        "bias": config["bias"],
+        "latent": False if config["latent"] is None else config["latent"],
+        "lengths": lengths,
+        "kv_lengths": kv_lengths,
+        "page_size": config["page_size"],
+        "layout": config["layout"],
+        "workload": None if no_block else str(config["workload"]),
+        "mlp_dim": None if no_block else config["mlp_dim"],
+    }
+    return Case(**sizes)
+
+
+def _is_length(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LARGEST["q_len"]
+
+
+def _size(value: Any) -> bool:
+    """Whether a value is a positive integer of plausible size."""
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _LARGEST_EMBEDDING

@@ -1,0 +1,1 @@
+"""The dispatch table: the fastest backend of each bucket of shapes."""

@@ -1,0 +1,156 @@
+"""The dispatch table: which backend is the fastest at which shape, on which machine, and from which records."""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from attn_exp.core.case.case import INT8, Case
+from attn_exp.core.errors import NOT_DECODED, UserError, brief
+from attn_exp.core.files import SHORT_BYTES, read_whole, write_whole
+
+SCHEMA = 1
+# A model's use of attention, and the pass whose time decides: training runs forward and backward.
+Mode = Literal["inference", "training"]
+MODES: dict[Mode, str] = {"inference": "forward", "training": "step"}
+_AGAIN = "make it again with attn-exp pick SWEEP out={path}"
+# The facts that times on a device depend on, besides the packages of backends.
+_FACTS = {"cuda": ("gpu", "cuda", "cudnn", "driver"), "cpu": ("cpu", "cpu_threads")}
+_PACKAGES = {"cuda": ("torch", "triton"), "cpu": ("torch",)}
+# Large tables have some thousand buckets of about a kilobyte.
+_LARGEST = 16 * SHORT_BYTES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Margin:
+    """How many times as fast as the next best backend the pick is, with its 95 % interval."""
+
+    over: str
+    times: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """A measured shape, which stands for those near it.
+
+    Attributes:
+        mode: `inference` (forward) or `training` (forward and backward).
+        case: the shape, as `normalised` makes it.
+        pick: the label of the backend to call.
+        undecided: the labels that are too close to call, the pick among them; empty without a tie.
+            The pick is one of them: of those too close to call SDPA's own choice (`auto`), else the fastest.
+        margin: the pick's lead; None if no other backend was measured.
+        times_us: the measured time of each backend, in microseconds.
+        halves: half of the 95 % interval of the logarithm of each time.
+        records: the SHA-256 of the record files behind it, by job.
+    """
+
+    mode: Mode
+    case: Case
+    pick: str
+    undecided: tuple[str, ...] = ()
+    margin: Margin | None = None
+    times_us: dict[str, float]
+    halves: dict[str, float] = field(default_factory=dict)
+    records: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DispatchTable:
+    """A dispatch table.
+
+    Attributes:
+        made_by: the command that made it.
+        fingerprint: the facts that the times depend on: `device`, `gpu` or `cpu`, `torch`, `cuda`, `cudnn`, `driver`,
+            and the packages of the backends.
+        backends: each backend's configuration, by its label.
+        rates: FLOP/s and bytes/s of the machine, by dtype.
+        buckets: the measured shapes.
+    """
+
+    made_by: str
+    fingerprint: dict[str, str]
+    backends: dict[str, dict[str, Any]]
+    rates: dict[str, tuple[float, float]]
+    buckets: tuple[Bucket, ...]
+
+
+def inexpressible(case: Case) -> str | None:
+    """Return why a call of `scaled_dot_product_attention` without a mask tensor cannot be this case, or None."""
+    reasons = {
+        "a block around the attention": case.workload is not None,
+        "packed sequences": case.lengths is not None,
+        "fp8": case.quantised,
+        "int8 scores": case.dtype == INT8,
+        "a softcap": case.softcap is not None,
+        "sinks": case.sink,
+        "ALiBi": case.alibi,
+        "a bias": case.bias is not None,
+        "latent values": case.latent,
+        "a paged cache": case.page_size is not None,
+        "a window": case.window is not None and not case.dense,
+        "a prefix": case.prefix is not None and not case.dense,
+        "chunks": case.chunk is not None and not case.dense,
+        "a causal mask aligned bottom-right": case.align == "bottom_right" and not (case.dense or case.square),
+    }
+    return next((reason for reason, is_so in reasons.items() if is_so), None)
+
+
+def normalised(case: Case) -> Case:
+    """Return the case as a call of SDPA has it: causal masks are aligned top-left, and those that hide nothing gone."""
+    return replace(case, causal=not case.dense, align="top_left", window=None, prefix=None, chunk=None)
+
+
+def facts_of(device: str, environment: Mapping[str, Any], packages: Iterable[str]) -> dict[str, str]:
+    """Return the fingerprint of an environment with the versions of some packages; what it does not say is `none`."""
+    versions = environment.get("versions", {})
+    facts = {"device": device, **{name: str(environment.get(name, "none")) for name in _FACTS[device]}}
+    return facts | {name: str(versions.get(name, "none")) for name in (*_PACKAGES[device], *sorted(packages))}
+
+
+def write_table(table: DispatchTable, path: Path) -> None:
+    """Write a table with its schema and a hash of its content.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    content = msgspec.to_builtins(table)
+    whole = {"schema": SCHEMA, "sha256": _hash(content), "table": content}
+    try:
+        write_whole(path, msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n")
+    except OSError as error:
+        raise UserError(f"cannot write {path} ({error.strerror}): choose another with out=FILE") from error
+
+
+def read_table(path: Path) -> DispatchTable:
+    """Return the table in a file.
+
+    Raises:
+        UserError: the file cannot be read, has another schema, is no table, or was changed since it was written.
+    """
+    again = _AGAIN.format(path=path)
+    try:
+        whole = msgspec.json.decode(read_whole(path, _LARGEST))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}): attn-exp pick SWEEP out=FILE makes one") from error
+    except NOT_DECODED as error:
+        raise UserError(f"{path} is not a dispatch table ({error}): {again}") from error
+    if not isinstance(whole, Mapping) or not {"schema", "sha256", "table"} <= whole.keys():
+        raise UserError(f"{path} is not a dispatch table: {again}")
+    if whole["schema"] != SCHEMA:
+        raise UserError(f"{path} has schema {brief(repr(whole['schema']))}, and this version reads {SCHEMA}: {again}")
+    if whole["sha256"] != _hash(whole["table"]):
+        raise UserError(f"{path} was changed after it had been written, its hash does not fit: {again}")
+    try:
+        return msgspec.convert(whole["table"], DispatchTable)
+    except (*NOT_DECODED, UserError) as error:
+        raise UserError(f"{path} is not a dispatch table ({error}): {again}") from error
+
+
+def _hash(content: Any) -> str:
+    return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()

@@ -1,0 +1,1 @@
+"""The machine: GPUs, processor, clocks, processes and homes, without torch."""

@@ -1,0 +1,1 @@
+"""The record: what one job leaves, its file, statuses, flags and metrics."""

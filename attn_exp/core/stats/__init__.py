@@ -1,0 +1,1 @@
+"""Statistics of samples and rounds. Uses only the standard library."""

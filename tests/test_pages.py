@@ -1,0 +1,212 @@
+"""Paged caches: pools and block tables, fresh in place, judged against what lies in the pages, and who reads them."""
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from fakes import Honest, make_request
+from test_measure import CEILINGS, machine, short_rounds  # noqa: F401  (fixtures)
+
+from attn_exp.attention.formula import formula, hidden_keys
+from attn_exp.attention.inputs import Inputs, make_inputs, paged
+from attn_exp.attention.pages import Pages, pages_of
+from attn_exp.attention.reference import reference
+from attn_exp.backends.base import Calls, calls_of, supported_passes
+from attn_exp.backends.eager import Eager
+from attn_exp.backends.fa2 import FlashAttention2
+from attn_exp.backends.flashinfer import FlashInfer
+from attn_exp.backends.supports import Supports
+from attn_exp.backends.triton import Triton
+from attn_exp.backends.varlen import Varlen
+from attn_exp.core.case.case import Case
+from attn_exp.core.case.flops import compulsory_bytes, flops
+from attn_exp.core.errors import UserError
+from attn_exp.hunt.example import Example
+from attn_exp.results.duel_command import case_words
+from attn_exp.worker.measure import measure
+
+CPU = torch.device("cpu")
+
+
+def case(**sizes: Any) -> Case:
+    base = {"batch": 3, "q_heads": 4, "kv_heads": 2, "q_len": 1, "kv_len": 40, "head_dim": 16, "dtype": "float32"}
+    given = base | {"causal": True, "page_size": 16} | sizes
+    return Case(**({"value_dim": given["head_dim"]} | given))
+
+
+def random_case(seed: int) -> Case:
+    draw = random.Random(seed)
+    kv_heads, causal, q_len = draw.choice((1, 2)), draw.random() < 0.7, draw.choice((1, 1, draw.randint(1, 20)))
+    mask = {draw.choice(("window", "prefix", "chunk")): draw.randint(1, 40)} if causal and draw.random() < 0.5 else {}
+    sizes: dict[str, Any] = {"batch": draw.choice((1, 2, 3)), "q_len": q_len, "kv_len": q_len + draw.randint(0, 60)}
+    if draw.random() < 0.5:
+        lengths = tuple(draw.randint(1, 5) for _ in range(draw.randint(1, 4)))
+        kv_lengths = draw.choice((None, tuple(length + draw.randint(0, 30) for length in lengths)))
+        sizes = {"batch": 1, "q_len": sum(lengths), "kv_len": sum(kv_lengths or lengths)}
+        sizes |= {"lengths": lengths, "kv_lengths": kv_lengths}
+    latent = draw.random() < 0.3
+    return case(
+        q_heads=kv_heads * draw.choice((1, 2)), kv_heads=kv_heads, head_dim=24, value_dim=draw.choice((8, 24)),
+        causal=causal, softcap=draw.choice((None, None, 5.0)), sink=draw.random() < 0.2, latent=latent,
+        layout=draw.choice(("bhsd", "bshd")), page_size=draw.choice((1, 2, 3, 7, 16, 64, 256)), **sizes, **mask,
+    )  # fmt: skip
+
+
+def by_hand(pages: Pages, pool: torch.Tensor, rows: int) -> torch.Tensor:
+    """Return the keys of all requests, walked key by key through the block table, (batch, heads, kv_len, dim)."""
+    keys = [
+        pool[int(pages.table[request, key // pages.page_size]), key % pages.page_size]
+        for request, length in enumerate(pages.lengths)
+        for key in range(length)
+    ]
+    return torch.stack(keys).unflatten(0, (rows, -1)).transpose(1, 2)
+
+
+def off(found: torch.Tensor, right: torch.Tensor) -> float:
+    """Return how far a tensor is from what is right, relative to its norm."""
+    return float((found.detach().double() - right.double()).norm() / right.double().norm().clamp(min=1e-9))
+
+
+def test_what_is_computed_is_of_the_keys_that_the_table_says() -> None:
+    for seed in range(60):
+        one = random_case(seed)
+        inputs = make_inputs(one, "cpu", seed, with_gradients=False)
+        calls = Eager("eager").prepare(one, inputs)
+        read = calls.inputs
+        assert isinstance(read, Inputs) and read.paging is not None
+        k, v = (by_hand(read.paging.pages, pool, one.batch) for pool in (read.k_bhsd, read.v_bhsd))
+        assert torch.equal(k, inputs.k_bhsd) and torch.equal(v, inputs.v_bhsd)
+        # As without pages.
+        right = reference(replace(one, page_size=None), inputs, with_gradients=False, precision=torch.float64)["out"]
+        assert off(calls.forward(), right) < 1e-5, one
+        assert (read.v_bhsd.data_ptr() == read.k_bhsd.data_ptr()) == one.latent
+        assert len(set(read.paging.pages.indices.tolist())) < read.paging.pages.count
+
+
+def test_bytes_are_those_of_the_keys_and_of_the_tables_entries_that_are_seen() -> None:
+    for seed in range(60):
+        one = random_case(seed)
+        pages = pages_of(one, CPU)
+        without = replace(one, page_size=None)
+        seen = (~hidden_keys(one, 0, one.q_len, CPU)).any(0).repeat(one.batch)
+        entries, key = 0, 0
+        for length in pages.lengths:
+            own = seen[key : key + length].tolist()
+            entries += len({place // pages.page_size for place, sees in enumerate(own) if sees})
+            key += length
+        for direction in ("forward", "backward", "step"):
+            assert flops(one, direction) == flops(without, direction)
+            more = compulsory_bytes(one, direction, saves_lse=True)
+            assert more - compulsory_bytes(without, direction, saves_lse=True) == 4 * entries, one
+
+
+class Mistaken(Honest):
+    """Eager with pages in another order, of another request, or with the tensors that it was given."""
+
+    def __init__(self, name: str, mistake: str) -> None:
+        super().__init__(name)
+        self.mistake = mistake
+
+    def prepare(self, case: Case, inputs: Inputs) -> Calls:
+        read = paged(case, inputs)
+        assert read.paging is not None
+        paging, mask = read.paging, None if case.dense else hidden_keys(case, 0, case.q_len, CPU)
+        kept = inputs.k_bhsd.clone()
+
+        def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            keys, values = paging.read(k), paging.read(v)
+            if self.mistake == "of another request":
+                keys, values = keys.roll(1, 0), values.roll(1, 0)
+            if self.mistake == "last page left out":
+                keys, values = (one.clone() for one in (keys, values))
+                values[:, :, -8:] = 0.0
+            if self.mistake == "in the order of the pool":
+                count = paging.slots.numel()
+                keys = k.flatten(0, 1)[:count].unflatten(0, (case.batch, -1)).transpose(1, 2)
+            if self.mistake == "given tensors":
+                keys = inputs.k_bhsd
+            if self.mistake == "kept":
+                keys = kept
+            return formula(case, mask, q, keys, values)
+
+        return calls_of(attention, read)
+
+
+MISTAKES = ["of another request", "last page left out", "in the order of the pool", "given tensors", "kept"]
+
+
+@pytest.mark.parametrize("mistake", [*MISTAKES, "right"])
+def test_a_job_is_judged_on_fresh_pages(mistake: str, machine: Any) -> None:  # noqa: F811
+    backend = {"_target_": "test_pages.Mistaken", "name": "it", "mistake": mistake}
+    record = measure(make_request(backend, case(kv_len=40, head_dim=32), passes=("forward",)), machine)
+    assert record.status == ("ok" if mistake == "right" else "inaccurate"), record.reason
+
+
+class Ignores(Honest):
+    """Computes on the tensors that were gathered for the judge."""
+
+    def prepare(self, case: Case, inputs: Inputs) -> Calls:
+        return super().prepare(replace(case, page_size=None), inputs)
+
+
+def test_who_ignores_pages_is_not_measured(machine: Any) -> None:  # noqa: F811
+    record = measure(make_request("test_pages.Ignores", case(), passes=("forward",)), machine)
+    assert (record.status, record.metrics) == ("unsupported", {})
+    assert record.reason == "fake reads no pages: set cache=contiguous, or see attn-exp backends"
+
+
+def test_a_backward_is_unsupported_with_a_sentence(machine: Any) -> None:  # noqa: F811
+    record = measure(make_request("fakes.Honest", case()), machine)
+    assert (record.status, record.reason) == (
+        "unsupported",
+        "a paged cache is measured forward only, as in serving: set passes=[forward]",
+    )
+    assert supported_passes(Eager("eager"), case()) == ("forward",)
+
+
+LIBRARY = case(kv_len=600, head_dim=64, dtype="bfloat16", page_size=256)
+REQUESTS = replace(LIBRARY, batch=1, lengths=(1, 7), kv_lengths=(300, 20), q_len=8, kv_len=320)
+
+
+@pytest.mark.parametrize(
+    ("backend", "one", "says"),
+    [
+        (FlashAttention2, LIBRARY, None),
+        (FlashAttention2, replace(LIBRARY, page_size=16), "has pages of 256 keys, not 16: set page_size=256"),
+        (FlashAttention2, REQUESTS, "has no paged cache of packed sequences: set lengths=null, or cache=contiguous"),
+        (FlashInfer, REQUESTS, None),
+        (Triton, REQUESTS, None),
+        (Varlen, REQUESTS, "has no paged cache: set cache=contiguous"),
+    ],
+)
+def test_who_reads_pages(backend: Any, one: Case, says: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    said = backend("it").unsupported(one, "cuda")
+    assert said is None if says is None else says in str(said)
+
+
+def test_a_case_is_typed_with_its_pages_and_who_has_none_says_so() -> None:
+    one = case(page_size=64)
+    assert "page_size=64" in case_words(one, "") and one.label().endswith(" page64")
+    assert Example(case=one, backward=False).fields["page_size"] == 64
+    supports = Supports(devices=("cpu",), dtypes=("float32",))
+    assert "has no paged cache: set cache=contiguous" in str(supports.refusal(one, "cpu"))
+    some = replace(supports, paged=True, page_sizes=(16, 32))
+    assert some.refusal(one, "cpu") == "has pages of 16 or 32 keys, not 64: set page_size=16"
+    assert some.refusal(case(page_size=32), "cpu") is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"page_size": 0}, "page_size=0 is not a whole number of keys from 1 to 256; null is no pages"),
+        ({"dtype": "float8_e4m3fn"}, "a paged cache has no fp8 here: set dtype=bf16, or page_size=null"),
+        ({"batch": 1, "lengths": (1, 0), "kv_len": 1}, "must be whole positive numbers"),
+        ({"workload": "decoder_layer", "mlp_dim": 64, "kv_len": 1, "q_heads": 2}, "has no paged cache: set page_size"),
+    ],
+)
+def test_a_mistake_is_one_sentence(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        case(**wrong)
