@@ -300,8 +300,12 @@ class Runs:
             began_ms = int(self.sweep.began * 1000) if self.sweep.began is not None else None
             parent = str(client.create_run(self._experiment, began_ms, tags, self.sweep.name).info.run_id)
         self._runs.clear()
-        of_sweep = {SWEEP_ID: self._sweep_id, "attn_exp.kind": "job"}
-        for run in search(client, self._experiment, of_sweep, self.answered):
+        # By the parent too: runs of earlier versions do not have the sweep's tag.
+        of_sweep: dict[str, Run] = {}
+        for found_by in ({SWEEP_ID: self._sweep_id}, {_PARENT: parent}):
+            for run in search(client, self._experiment, found_by | {"attn_exp.kind": "job"}, self.answered):
+                of_sweep[run.info.run_id] = run
+        for run in of_sweep.values():
             if run.data.tags.get(_PARENT) != parent:
                 # Somebody deleted the sweep's run, and not those of its jobs.
                 client.set_tag(run.info.run_id, _PARENT, parent)
