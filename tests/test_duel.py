@@ -113,7 +113,7 @@ def test_on_a_terminal_a_duel_says_what_it_does_to_its_end_and_breaks_no_line_wi
     assert "measuring a=eager and b=eager side by side" in shown
     assert "drawing the plot and storing the duel" in shown
     plain = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown.replace("\r\n", "\n"))
-    assert re.search(r"side by side  time  \d+ s", plain)
+    assert re.search(r"side by side  \w+  \d+ s", plain)
     lines = [line.rpartition("\r")[2] for line in plain.split("\n")]
     # What is one word is broken nowhere.
     assert [line for line in lines if len(line) > 70 and " " in line.strip()] == []

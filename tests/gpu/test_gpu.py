@@ -84,8 +84,7 @@ def test_device_kernel_and_graph_agree_side_by_side(machine, batch, length):
     timings = sample_rivals(entries, RULE, order=abba_order, rest_s=0.1)
     device, kernel, graph = (statistics.median(timing.times_us) for timing in timings)
     limit = 0.01 * device if device >= 1000 else 2 + 0.03 * device
-    assert abs(device - kernel) <= limit
-    assert abs(device - graph) <= limit
+    assert max(abs(device - kernel), abs(device - graph)) <= limit, (device, kernel, graph)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
