@@ -105,6 +105,17 @@ def slower_from_now(gpu, call, host_us):
     return run
 
 
+def test_blocks_are_held_from_where_the_host_falls_behind():
+    gpu = FakeGpu(enqueue_us=1.0, flush_us=20.0)
+    timer, call = DeviceTimer(gpu), gpu.call(50.0, host_us=50.0)
+    timer.estimate(call)
+    assert not timer.blocked
+    # Another program takes the host's time from now on.
+    slower = slower_from_now(gpu, call, 100.0)
+    assert timer.enqueue(slower, 8)[1]().times_us == [50.0] * 8
+    assert timer.blocked
+
+
 def test_a_blocker_that_ran_out_is_discarded_and_doubled():
     gpu, call = launch_bound()
     timer = DeviceTimer(gpu)

@@ -35,6 +35,8 @@ class DeviceTimer:
     def __init__(self, gpu: Gpu, l2: str = "cold") -> None:
         self.gpu, self.l2 = gpu, l2
         self.blocked = False
+        # Whether a call does not clearly outlast its launch: the host may fall behind.
+        self._close = False
         # How long the host takes to enqueue a call: a running estimate, and in the last block.
         self._estimate_us = self._enqueue_us = 0.0
         self._newest: Any = None
@@ -50,7 +52,7 @@ class DeviceTimer:
         self._estimate_us = self.gpu.now_us() - began
         (time_us,) = times_us(self.gpu, pairs)
         around_us = flush_us(self.gpu, self.l2)
-        self.blocked = time_us < CLEARLY * self._hold_us(1)
+        self.blocked = self._close = time_us < CLEARLY * self._hold_us(1)
         if self.blocked:
             # At least twice, since the host issues the first calls more slowly than later ones; other threads may hold
             # it up for milliseconds.
@@ -75,6 +77,8 @@ class DeviceTimer:
             # The queue is empty: the first call would wait for the host behind its own event.
             self._hold(self._hold_us(1))
         last, pairs = self._enqueued(call, calls)
+        if self._fell_behind(pairs):
+            return self.enqueue(call, calls)
         self._newest = pairs[-1][1]
         return last, lambda: Block(times_us(self.gpu, pairs))
 
@@ -83,7 +87,8 @@ class DeviceTimer:
         if not self.blocked:
             self._hold(self._hold_us(1))
             last, pairs = self._enqueued(call, calls)
-            return Block(times_us(self.gpu, pairs), last=last)
+            if not self._fell_behind(pairs):
+                return Block(times_us(self.gpu, pairs), last=last)
         estimate_us, length_us = self._estimate_us, self._hold_us(calls)
         for _ in range(DOUBLINGS + 1):
             guard = self._hold(length_us)
@@ -104,6 +109,11 @@ class DeviceTimer:
         # The host issues the first calls more slowly than later ones.
         self._estimate_us = 0.5 * (self._estimate_us + self._enqueue_us)
         return enqueued
+
+    def _fell_behind(self, pairs: Pairs) -> bool:
+        """Return whether the stream was as far as the host: gaps may be inside the times. Then blocks are held."""
+        self.blocked = self._close and len(pairs) > 1 and self.gpu.passed(pairs[-2][1])
+        return self.blocked
 
     def _hold_us(self, calls: int) -> float:
         """Return for how long to block the stream before a block of calls: longer than it takes to be enqueued."""
