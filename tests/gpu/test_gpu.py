@@ -22,7 +22,7 @@ from attn_exp.timers.loop import Entry, sample, sample_rivals
 from attn_exp.timers.stopping import StoppingRule
 from attn_exp.worker.measure import measure
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 RULE = StoppingRule(precision=0.005, min_rounds=7, max_rounds=15, budget_s=0.5)
 SDPA = {name: f"attn_exp.backends.sdpa.{name.capitalize()}" for name in ("flash", "efficient", "cudnn", "math")}

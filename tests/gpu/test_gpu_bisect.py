@@ -6,7 +6,7 @@ from test_bisect import wheel
 from attn_exp.commands import bisect
 from attn_exp.timers.gpu import SLEEP_CYCLES_PER_US
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 MODULE = """
 import torch

@@ -107,6 +107,7 @@ def test_apart_a_process_that_ends_or_is_poisoned_is_replaced(tmp_path, monkeypa
             assert_ended(entry, status, reason)
 
 
+@pytest.mark.alone
 def test_memory_of_another_allocator_can_be_taken_and_given_back():
     """Of `cudaMalloc` the driver knows, and PyTorch's allocator does not: what MemoryOutside holds is not in a peak."""
     torch.cuda.synchronize()
@@ -119,6 +120,7 @@ def test_memory_of_another_allocator_can_be_taken_and_given_back():
     assert taken >= memory.OUTSIDE_BYTES and unnoticed
 
 
+@pytest.mark.alone
 def test_memory_of_another_allocator_is_told_and_flagged(machine):
     target = f"{memory.MemoryOutside.__module__}.MemoryOutside"
     record = measure(

@@ -8,7 +8,7 @@ from cli import records, run, without_progress
 from attn_exp.core.host.nvml import visible_gpus
 from attn_exp.results.read import read_folder
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 
 def test_all_gpus_are_used_each_case_on_one_and_each_record_says_which(tmp_path):

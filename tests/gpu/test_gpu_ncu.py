@@ -6,7 +6,7 @@ from cli import left_behind, records, run
 from attn_exp.backends.package import Unavailable
 from attn_exp.profilers.ncu_program import find_program
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 CASE = ("model=sdpa_bench", "batch=4", "seq_len=2048", "causal=false", "dtype=bf16", "tracker=none", "sweep=a")
 
 

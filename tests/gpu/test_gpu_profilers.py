@@ -5,7 +5,7 @@ import json
 import pytest
 from cli import records, run
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 # Kernels above 100 us: batch 4, 16 heads of 128, 4,096 tokens, rested so that clocks are equal.
 LARGE = (

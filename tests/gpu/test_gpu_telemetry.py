@@ -7,7 +7,7 @@ from test_gpu import SDPA, gpu_case, gpu_request
 
 from attn_exp.worker.measure import measure
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 CASE = gpu_case(batch=4, heads=16, q_len=2048, dim=128)
 # bfloat16, batch 4, 16 heads, 2,048 tokens of 128; and a float32 log-sum-exp.

@@ -11,7 +11,7 @@ from attn_exp.core.host.hardware import datasheet_peak
 from attn_exp.core.record.request import Compile
 from attn_exp.worker.measure import measure
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 DIT = Case(
     batch=1, q_heads=24, kv_heads=24, q_len=4608, kv_len=4608, head_dim=128, value_dim=128, dtype="bfloat16",
