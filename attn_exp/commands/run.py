@@ -88,7 +88,7 @@ def run_sweep(arguments: list[str], each: "Callable[[Record, Path], None]") -> "
 def _session(arguments: list[str], each: "Callable[[Record, Path], None] | None" = None) -> "Iterator[Session]":
     """Yield the session of a run, which ends with the block. With `each`, results are not printed."""
     worker = Worker(reuse=True, timeout_s=None)
-    if not overridden(arguments, *_NO_JOBS, "dry_run", "rival", *_WORKER_KEYS):
+    if not overridden(arguments, *_NO_JOBS, "dry_run", *_WORKER_KEYS):
         start_ahead(worker)
     if not overridden(arguments, *_NO_JOBS, "device", "quiet") and no_gpu(arguments):
         print("No GPU found: measuring the CPU", file=sys.stderr, flush=True)

@@ -20,7 +20,6 @@ _NOT_KEPT = (
     "quiet",
     "private",
     "gpu_wait_s",
-    "rival",
 )
 # A worker needs the values of these.
 _BY_VALUE = ("backend", "compile", "profiler", "timer")

@@ -69,19 +69,16 @@ def run_duel(
     shared: Sequence[str],
     own_choices: Path | None,
     arguments: Sequence[str],
-    line: LiveLine | None = None,
-) -> dict[str, list[PairedComparison]] | None:
-    """Measure the rivals, and print and return the verdicts on each pair by pass; None if there are none.
+    line: LiveLine,
+) -> bool:
+    """Measure the rivals, and print the verdicts on each pair by pass; return whether there are any, or a dry run.
 
     Args:
         rivals: the overrides of each rival by its letter.
         shared: the overrides of all rivals.
         own_choices: the folder that `--config-dir` names.
         arguments: the command line as typed, for `command.txt`.
-        line: says what is being done; a new one by default.
-
-    Returns:
-        The verdicts; empty after a dry run, None if fewer than two rivals could be measured.
+        line: says what is being done.
 
     Raises:
         UserError: a choice does not exist, or the folder cannot be written.
@@ -95,12 +92,11 @@ def run_duel(
     resolved = {letter: resolved_config(config, [*rivals[letter], *shared]) for letter, config in configs.items()}
     requests = [_request(letter, config, gpus) for letter, config in resolved.items()]
     first = next(iter(configs.values()))
-    line = line or LiveLine(quiet=first.quiet is True)
     # Text that is printed now would stand behind its line.
     line.close()
     if is_dry_run(first):
         print("\n".join(f"would run {request.label}: {request.case.label()}" for request in requests))
-        return {}
+        return True
     options = next(iter(resolved.values()))
     # A duel always runs in a process of its own.
     options["isolation"] |= {"name": "fresh"}
@@ -121,10 +117,8 @@ def run_duel(
         line.close()
 
 
-def _finish(
-    context: SweepContext, requests: Sequence[Request], outcome: Outcome, line: LiveLine
-) -> dict[str, list[PairedComparison]] | None:
-    """Print and store what was measured; return the verdicts, None if there are none."""
+def _finish(context: SweepContext, requests: Sequence[Request], outcome: Outcome, line: LiveLine) -> bool:
+    """Print and store what was measured; return whether there are verdicts."""
     folder = context.folder
 
     def say(text: str) -> None:
@@ -139,7 +133,7 @@ def _finish(
     if outcome.status is not None:
         say(f"{outcome.status}: {outcome.reason}")
         close("FAILED", [folder / LOG_NAME])
-        return None
+        return False
     by_job = {record.request.job: record for record in read_folder(folder).records()}
     records = [by_job[request.job] for request in requests]
     measured = [record for record in records if record.status == "ok"]
@@ -150,7 +144,7 @@ def _finish(
     if len(measured) < 2:
         say("there is nothing to compare: fewer than two rivals could be measured")
         close("FAILED", files)
-        return None
+        return False
     margin = margin_for(device_key(measured[0].environment))
     by_pass = {direction: compare_pairs(measured, direction, margin) for direction in requests[0].measuring.passes}
     text = report(measured, by_pass)
@@ -168,7 +162,7 @@ def _finish(
     files += filter(None, [plot_ratios(measured, by_pass, folder / "ratios.png")])
     close("FINISHED", files, duel_summary(measured, verdicts, text))
     say(f"samples, verdicts and the plot are in {user_path(folder)}; attn-exp compare SWEEP counts this duel")
-    return by_pass
+    return True
 
 
 def _measure(context: SweepContext, requests: Sequence[Request], gpus: Sequence[GpuInfo], line: LiveLine) -> Outcome:

@@ -129,11 +129,6 @@ class Session:
         self.progress.running(queue.oldest.label)
         return _objective(self._await(queue, self.ahead if request.device == "cuda" else 0))
 
-    @property
-    def in_python(self) -> bool:
-        """Whether a Python program takes the results: then nothing is printed on standard output."""
-        return self._each is not None
-
     def say(self, text: str) -> None:
         """Print a line: beside results for programs, on standard error."""
         (self.progress.say if self._form == "table" and self._each is None else self.progress.note)(text)

@@ -28,7 +28,7 @@ _TRIES = 64
 # Keys that a sweep has one value of.
 _SHARED = (
     *("sweep", "folder", "tracker", "isolation", "device", "dry_run", "save_plots", "columns", "show", "format"),
-    *("quiet", "private", "gpu_wait_s", "rival", "profiler", "profiler_timeout_s"),
+    *("quiet", "private", "gpu_wait_s", "profiler", "profiler_timeout_s"),
 )
 # The overrides of one job, in the order of the sweep's choices.
 Overrides = Sequence[str]

@@ -27,7 +27,6 @@ from attn_exp.run.session import Session
 from attn_exp.sweep.launcher import Launcher
 from attn_exp.sweep.parallel import launch
 from attn_exp.sweep.product import Composer, check_choices, check_shared, combinations, varied_keys
-from attn_exp.sweep.rival import check_rival
 from attn_exp.sweep.task_function import SessionTask, print_plan
 
 _LAUNCHERS = ("local_gpus", "slurm", "ray")
@@ -77,7 +76,6 @@ class _ProductSweep:
 
     def run(self) -> None:
         """Check the choices, then run the jobs that are possible and not done, or list them if it is a dry run."""
-        check_rival(self._composer.case(self._jobs[0]), searches=False)
         launcher = self._launcher(self._composer.case(self._jobs[0]))
         # Requests that the check makes are kept until the sweep uses them, and no longer: a sweep may have ten thousand
         # jobs.
