@@ -243,24 +243,6 @@ def _colour(request: Request) -> str:
     return colour_of(name, recorded_about(name, configured.get("about") if isinstance(configured, dict) else None))
 
 
-def samples_csv(record: Record) -> str:
-    """Return all samples of a record as CSV, in chronological order for each pass and timer.
-
-    `round_at` is when their round began, in seconds since 1970; empty of a secondary timer.
-    """
-    lines = ["pass,timer,round,index,time_us,round_at"]
-    for direction, measured in record.passes.items():
-        for timing in measured.timings:
-            # The first block of a round is the last one here.
-            began = {round_: f"{begin:.6f}" for round_, begin, _ in reversed(timing.blocks)}
-            samples = enumerate(zip(timing.rounds, timing.times_us, strict=True))
-            lines += [
-                f"{direction},{timing.timer},{round_},{index},{time!r},{began.get(round_, '')}"
-                for index, (round_, time) in samples
-            ]
-    return "\n".join(lines) + "\n"
-
-
 def user_name() -> str | None:
     """Return the user's name, or None if the system does not know it (a container with a numeric user)."""
     try:

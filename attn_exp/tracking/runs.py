@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from attn_exp.core.errors import UserError, is_inside
-from attn_exp.core.files import temporary_folder
 from attn_exp.core.record.file import FILE_NAME, LOG_NAME
 from attn_exp.core.record.record import Record
 from attn_exp.core.record.request import REQUEST_NAME, Request
@@ -34,7 +33,6 @@ from attn_exp.tracking.base import (
     metrics,
     params,
     run_name,
-    samples_csv,
     tags,
 )
 from attn_exp.tracking.client import (
@@ -80,23 +78,19 @@ def create_job_run(
     note = job_note(record, record.request.measuring, {}, run_page(experiment, parent))
     profiled = (name for profile in record.profiles.values() for name in profile.files)
     paths = [folder / name for name in dict.fromkeys((*_FILES, *profiled))]
-    with temporary_folder() as own:
-        samples = own / "samples.csv"
-        samples.write_text(samples_csv(record), encoding="utf-8")
+    new = NewRun(
+        name=run_name(record),
+        parent=parent,
+        moments=(record.started_at, record.finished_at),
+        tags=tags(record) | note_tags(note) | {SWEEP_ID: sweep_id},
+        params=params(record.request),
+        metrics=metrics_at(metrics(record), record.finished_at),
+        status="FINISHED" if STATUSES[record.status].finished else "FAILED",
         # Names in a record and links in a folder may be somebody else's: they select no other files for upload.
-        files = {path: _place(path, folder) for path in paths if path.is_file() and is_inside(path, folder)}
-        new = NewRun(
-            name=run_name(record),
-            parent=parent,
-            moments=(record.started_at, record.finished_at),
-            tags=tags(record) | note_tags(note) | {SWEEP_ID: sweep_id},
-            params=params(record.request),
-            metrics=metrics_at(metrics(record), record.finished_at),
-            status="FINISHED" if STATUSES[record.status].finished else "FAILED",
-            files=files | {samples: None},
-            dataset=_dataset(record.request),
-        )
-        return store_run(client, experiment, new, answered)
+        files={path: _place(path, folder) for path in paths if path.is_file() and is_inside(path, folder)},
+        dataset=_dataset(record.request),
+    )
+    return store_run(client, experiment, new, answered)
 
 
 def _dataset(request: Request) -> tuple[str, str, str]:
