@@ -46,7 +46,7 @@ MORE = [
     ["sort=lengths"], ["metric=joules"], ["metric=error_out"], ["baseline=flash"],
     ["where=power_limit_w > 1 or gpu_uuid != none"], ["where=gpu_uuid == 'GPU-1'"], ["where=lengths == none"],
 ]  # fmt: skip
-FORMS = ["table", "markdown", "csv", "json", "latex"]
+FORMS = ["table", "markdown", "csv", "json"]
 
 
 def earlier(records: list[Record], days: float) -> list[Record]:

@@ -1,4 +1,4 @@
-"""Render a page as text for a terminal, Markdown, CSV, JSON, LaTeX or HTML, with the same numbers in all."""
+"""Render a page as text for a terminal, Markdown, CSV, JSON or HTML, with the same numbers in all."""
 
 import csv
 import io
@@ -115,23 +115,6 @@ def json_text(page: Page, *, limit: int | None = None) -> str:
     return msgspec.json.format(msgspec.json.encode(whole), indent=1).decode()
 
 
-def latex(page: Page, *, limit: int | None = None) -> str:
-    """Render each sheet as a booktabs tabular for a paper, and the rest as comments."""
-    own = page.headline
-    parts = ["\n".join(f"% {line}" for line in (*own.answer, *page.lines) if line)]
-    for sheet in (*([own.table] if own.table is not None else ()), *page.sheets):
-        title = [f"% {sheet.title}"] if sheet.title else []
-        if _of_commands(sheet):
-            parts.append("\n".join([*title, *(f"% {line}" for line in _commands(sheet))]))
-            continue
-        rows = sheet.texts(limit if sheet is page.sheets[0] else None)
-        parts.append(
-            "\n".join([*title, grid(rows, _filled(rows, _heads(sheet)), "latex_booktabs"), *_more(sheet, rows, "% ")])
-        )
-    parts.append("\n".join(f"% {note}" for note in page.notes))
-    return "\n\n".join(part for part in parts if part)
-
-
 def format_of(form: str | None, file: str | None) -> str:
     """Return the requested format, else that of the file's ending, else `table`.
 
@@ -166,7 +149,7 @@ def text_of(
         return markdown(page, limit=limit)
     if form == "html":
         return html(page, pictures, limit=limit)
-    return latex(page, limit=limit) if form == "latex" else table(page, width=width, colour=colour, limit=limit)
+    return table(page, width=width, colour=colour, limit=limit)
 
 
 def _grid(sheet: Sheet, width: int, colour: bool, limit: int | None) -> str:
