@@ -7,7 +7,6 @@ parser and calls its `Hydra` object, as `hydra._internal.utils._run_hydra` of Hy
 
 import argparse
 import contextlib
-import difflib
 import io
 import logging
 import re
@@ -84,25 +83,11 @@ def _flags() -> list[str]:
 
 
 def _refuse(message: str) -> NoReturn:
-    _, _, words = message.partition("unrecognized arguments: ")
-    flag = words.split()[0] if words else ""
-    if flag.startswith("-"):
-        near = difflib.get_close_matches(flag.lstrip("-"), _flags(), cutoff=0.7)
-        instead = f"did you mean '--{near[0]}'?" if near else "python -m attn_exp --hydra-help lists them"
-        raise UserError(f"there is no flag {flag}: {instead}")
     raise UserError(f"{message}; flags go before the choices, and python -m attn_exp --hydra-help lists them")
 
 
 def _check(given: argparse.Namespace) -> None:
-    """Raise UserError for flags that exclude each other, and for overrides that make Hydra fail later."""
-    if given.experimental_rerun is not None:
-        raise UserError("--experimental-rerun is not supported: repeat the command with sweep=NAME")
-    if given.resolve and not (given.cfg or given.help):
-        raise UserError("--resolve can only be used with --cfg or --help")
-    if given.package is not None and not given.cfg:
-        raise UserError("--package can only be used with --cfg: python -m attn_exp --cfg job --package NODE")
-    if sum((given.run, given.multirun, given.cfg is not None, given.info is not None, given.shell_completion)) > 1:
-        raise UserError("Only one of --run, --multirun, --cfg, --info and --shell_completion can be specified")
+    """Raise UserError for overrides that make Hydra fail later."""
     for text in given.overrides:
         if text.lstrip("+~").startswith("="):
             # Hydra's grammar accepts this, and an assertion fails later.

@@ -20,7 +20,7 @@ from attn_exp.core.catalogue import (
     timer_choice,
     timers,
 )
-from attn_exp.core.conf import choice
+from attn_exp.core.conf import choice, conf_folder, read_yaml
 from attn_exp.core.errors import UserError, check_name, nearest
 from attn_exp.core.host.nvml import GpuInfo
 from attn_exp.core.record.request import Compile, Measuring, Request, backend_label
@@ -43,46 +43,8 @@ _LATER_FIELDS = {
     "latent": False,
     "page_size": None,
 }
-# Every configuration has these groups and keys.
+# Every configuration has these groups.
 _GROUPS = ("model", "dtype", "inputs", "backend", "timer", "isolation", "tracker", "stopping", "compile")
-_KEYS = (
-    "batch",
-    "q_len",
-    "kv_len",
-    "causal",
-    "align",
-    "passes",
-    "device",
-    "seed",
-    "deterministic",
-    "determinism",
-    "accumulate",
-    "sweep",
-    "folder",
-    "regime",
-    "l2",
-    "window",
-    "prefix",
-    "chunk",
-    "softcap",
-    "sink",
-    "alibi",
-    "bias",
-    "latent",
-    "lengths",
-    "kv_lengths",
-    "page_size",
-    "layout",
-    "workload",
-    "mlp_dim",
-    "caches",
-    "stop_on",
-    "columns",
-    "show",
-    "profiler_timeout_s",
-    "profiler_limit_mb",
-)
-_INSIDE = (("timer", "name"), ("timer", "also"), ("dtype", "name"), ("inputs", "name"))
 # The mistake in a profiler's option, by the type of its default.
 _KINDS = {bool: "neither true nor false", int: "not a whole number from 1 on", list: "not a list: write [...]"}
 
@@ -189,12 +151,8 @@ def _check_whole(config: dict[str, Any]) -> None:
     for key in _GROUPS:
         if not isinstance(config.get(key), dict):
             raise UserError(f"{key} cannot be removed or replaced by a value: choose {key}=NAME")
-    for key in _KEYS:
-        if key not in config:
-            raise UserError(f"there is no {key}: leave ~{key} out")
-    for group, key in _INSIDE:
-        if key not in config[group]:
-            raise UserError(f"{group} has no {key}: leave ~{group}.{key} out, or add {key} to its YAML")
+    if missing := read_yaml(conf_folder() / "config.yaml").keys() - {"defaults", "hydra"} - config.keys():
+        raise UserError(f"there is no {min(missing)}: leave ~{min(missing)} out")
 
 
 def resolve_device(device: str, gpus: list[GpuInfo]) -> tuple[str, list[GpuInfo]]:
