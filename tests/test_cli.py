@@ -5,7 +5,6 @@ import os
 import sqlite3
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from cli import QUICK, TRACKED, complaints, environment, finished, left_behind, records, run, runs, start
