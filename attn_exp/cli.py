@@ -23,7 +23,7 @@ COMMANDS = {
     "compare": "say from records which backend is faster where, or what changed since an earlier sweep",
     "pick": "write a table of the fastest backend at each shape, which a model can dispatch by",
     "hunt": "search for a case that a backend computes wrongly",
-    "bisect": "find the version of a package, or the commit, that made something slower",
+    "bisect": "find the version of a package that made something slower",
     "reproduce": "repeat published figures, and say which hold",
     "explain": "show what ran in a job, what bounds it, and how it differs from the fastest",
     "doctor": "check that timings on this machine can be trusted",

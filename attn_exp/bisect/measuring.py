@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from attn_exp.bisect.search import Round
-from attn_exp.bisect.versions import Environment, NotInstallable, Packages, Revisions
+from attn_exp.bisect.versions import NotInstallable, Packages
 from attn_exp.core.errors import UserError
 from attn_exp.core.files import write_whole
 from attn_exp.core.record.file import read_record
@@ -27,8 +27,8 @@ METRIC = "time_us"
 class Side:
     """One version's worker, which measures the case, and the canary if there is one."""
 
-    def __init__(self, environment: Environment, folder: Path, requests: Mapping[str, Request]) -> None:
-        self.worker = Worker(reuse=True, timeout_s=_TIMEOUT_S, python=environment.python, more=environment.variables)
+    def __init__(self, python: str, folder: Path, requests: Mapping[str, Request]) -> None:
+        self.worker = Worker(reuse=True, timeout_s=_TIMEOUT_S, python=python)
         self._folder = folder
         for name, request in requests.items():
             (folder / name).mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ class SideBySide:
 
     def __init__(
         self,
-        versions: Packages | Revisions,
+        versions: Packages,
         requests: Mapping[str, Request],
         direction: str,
         folder: Path,
@@ -133,10 +133,10 @@ class SideBySide:
 
     def _side(self, which: int) -> Side:
         if which not in self._sides:
-            environment = self._versions.environment(which, self._folder / "environments")
+            python = self._versions.environment(which, self._folder / "environments")
             place = self._folder / "jobs" / str(which)
             requests = {
                 name: replace(request, label=self._versions.label(which)) for name, request in self._requests.items()
             }
-            self._sides[which] = Side(environment, place, requests)
+            self._sides[which] = Side(python, place, requests)
         return self._sides[which]

@@ -43,15 +43,12 @@ class WorkerProcess:
     Args:
         variables: names and patterns of environment variables that it gets besides those that computing needs.
         python: the interpreter, by default this one.
-        more: further environment variables.
 
     Attributes:
         pid: the process's number.
     """
 
-    def __init__(
-        self, variables: Sequence[str] = (), python: str = sys.executable, more: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, variables: Sequence[str] = (), python: str = sys.executable) -> None:
         self._replies, reply_fd = os.pipe()
         os.set_inheritable(reply_fd, True)
         # The output of the process before it has a job, and with it a log.
@@ -63,7 +60,7 @@ class WorkerProcess:
             stdout=subprocess.DEVNULL,
             stderr=self._startup,
             pass_fds=[reply_fd],
-            env=worker_variables(os.environ, variables) | dict(more or {}),
+            env=worker_variables(os.environ, variables),
             start_new_session=True,
         )
         os.close(reply_fd)
