@@ -10,7 +10,6 @@ import pytest
 from cli import QUICK, TRACKED, complaints, environment, finished, left_behind, records, run, runs, start
 from inprocess import typed
 
-from attn_exp.config.overrides import repeated
 from attn_exp.core.record.file import FILE_NAME
 
 SIZES = tuple(argument for argument in TRACKED if not argument.startswith(("batch=", "passes=")))
@@ -130,23 +129,6 @@ def test_a_mistake_in_a_file_of_one_s_own_is_one_sentence(call, tmp_path, conten
         code, out, err = call(*words, "--config-dir", "conf", "model=mine")
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert said in err and "Traceback" not in err
-
-
-def test_a_key_that_is_given_twice_is_told(call):
-    assert repeated(["batch=1", "seq_len=64", "seq_len=64,128"])[0].endswith("for both: -m seq_len=64,128")
-    words = ("dry_run=true", "device=cpu", "batch=1", "batch=2", "seed=1", "seed=1")
-    code, out, err = call(*words)
-    assert (code, " b2 " in out) == (0, True)
-    hint = "hint: batch is given twice, and batch=2 counts; for both: -m batch=1,2\n"
-    assert err == hint
-    # It is told before the wrong one is measured, not after.
-    code, _, err = call("-m", "hydra/sweeper=nowhere", "batch=1", "batch=2")
-    assert code == 2 and err.startswith(hint)
-    # It repeats what was typed, which may be anything.
-    for words, shown in (("b" * 5000, "bbb..."), ("sqlite://me:hush@host/x", "sqlite://host/x"), ("a\nb", "a b")):
-        _, _, err = call("dry_run=true", "tracker.uri=a", f"tracker.uri={words}")
-        first = err.splitlines()[0]
-        assert first.startswith("hint: ") and shown in first and "hush" not in err and len(first) < 600
 
 
 def test_a_folder_without_leave_is_told(call, tmp_path, monkeypatch):

@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attn_exp.config.overrides import no_gpu, overridden, repeated
-from attn_exp.core.errors import UserError, brief
+from attn_exp.config.overrides import no_gpu, overridden
+from attn_exp.core.errors import UserError
 from attn_exp.core.live_line import LiveLine
 from attn_exp.core.redaction import redacted
-from attn_exp.core.text import printable
 from attn_exp.core.versions import __version__
 from attn_exp.run.worker import Worker
 
@@ -35,18 +34,10 @@ def main(arguments: Sequence[str]) -> int:
     if "--version" in arguments:
         print(f"attn_exp {__version__}")
         return 0
-    # Before hours are measured with the wrong one.
-    for hint in repeated(arguments):
-        _tell(hint)
     try:
         return _run(arguments)
     except KeyboardInterrupt:
         return 130
-
-
-def _tell(hint: str) -> None:
-    """Print a hint, which repeats what was typed: passwords in URIs, endless words and line breaks, too."""
-    print(printable(brief(redacted(hint))), file=sys.stderr, flush=True)
 
 
 def _run(arguments: list[str]) -> int:
