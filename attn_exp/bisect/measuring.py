@@ -49,15 +49,8 @@ class Side:
 class SideBySide:
     """Measures versions against the good one in rounds, and keeps them in a folder's `state.json`.
 
-    Args:
-        versions: the versions, the good one first.
-        requests: the job of the case by the name `case`, and that of the canary by `canary`.
-        direction: the pass that counts.
-        folder: the folder of environments and rounds; a folder with rounds goes on.
-        question: the subject of the rounds; a folder with rounds about something else is refused.
-
-    Raises:
-        UserError: the folder has rounds about something else, or cannot be read.
+    The `requests` are the job of the case by the name `case`, and that of the canary by `canary`. A folder with rounds
+    goes on. Raises UserError if those are about another `question`, or cannot be read.
     """
 
     def __init__(

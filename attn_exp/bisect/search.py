@@ -49,13 +49,7 @@ def search(count: int, measure: Measure, margin: float, said: Callable[[int, str
     """Find the first slow one of `count` versions, of which the first is fast and the last is slow.
 
     A version is slow if its time, relative to the good one's, is beyond half of the difference of the ends on the log
-    scale. It takes log2(count) steps if no version is skipped.
-
-    Args:
-        count: the number of versions, 2 or more.
-        measure: measures a version side by side with the good one.
-        margin: the smallest difference of the ends that counts, 0.01 for 1 %.
-        said: called with each version and what was decided about it.
+    scale. It takes log2(count) steps if no version is skipped. The ends have to differ by `margin` (0.01 is 1 %).
     """
     good, bad, skipped = 0, count - 1, dict[int, str]()
     ends = measure(bad, LOOKS[0])

@@ -53,12 +53,8 @@ def _run(arguments: list[str]) -> int:
 def run_sweep(arguments: list[str], each: "Callable[[Record, Path], None]") -> "Path | None":
     """Run a sweep for a Python program, and return its folder; None if there is none, as in a dry run.
 
-    Args:
-        arguments: the words of the command line.
-        each: called with the record of each job that has ended, and the job's folder.
-
-    Raises:
-        UserError: a mistake in the arguments; on the command line its message is the last line.
+    `each` is called with the record of each job that has ended, and the job's folder. Raises UserError, whose message
+    is the last line on the command line.
     """
     from attn_exp.config.compose import new_sweep_name
     from attn_exp.config.hydra_main import hydra_main

@@ -19,16 +19,10 @@ _METRICS = {"tflops": "tflops", "us": "time_us", "gb/s": "gb_per_s"}
 
 
 def answer_table(rows: Sequence[Ranking], metric: ChosenMetric, show: str = "auto") -> Sheet:
-    """Return the table of ranked rows.
+    """Return the table of the ranked rows of all cases and passes.
 
     Backends stand in the order of their mean speed, so that a narrow table omits the slowest. A row without a value has
-    its status.
-
-    Args:
-        rows: the rows of all cases and passes.
-        metric: the metric that they are ranked by.
-        show: the form in which a time is shown: `tflops`, `us` or `gb/s`; `auto` takes GB/s for decoding and
-            microseconds on a CPU.
+    its status. For times, `show=auto` takes GB/s for decoding and microseconds on a CPU.
     """
     name = _shown(rows, show) if metric.name in _METRICS.values() else metric.name
     labels, groups = _by_speed(rows, metric), by_group(rows)

@@ -42,13 +42,9 @@ class Picked:
 def pick(
     sweeps: Sequence[Sweep], *, backends: Sequence[str] = (), where: str | None = None, made_by: str = ""
 ) -> Picked:
-    """Return the dispatch table of sweeps.
+    """Return the dispatch table of sweeps, which were read from folders.
 
-    Args:
-        sweeps: read from folders; the hashes of their records enter the table.
-        backends: the names that may be picked; empty for all that a model can call.
-        where: an expression that selects rows, as that of a comparison.
-        made_by: the command, for the table.
+    Only the named `backends` may be picked; without names all that a model can call.
 
     Raises:
         UserError: nothing can be picked, or records are of several environments.

@@ -21,9 +21,7 @@ _COMPOSING = ("attn_exp.config.hydra_main", "attn_exp.config.compose", "attn_exp
 def explain_error(error: Exception, culprit: Callable[[], str]) -> str:
     """Return one sentence that says what is wrong and what to type instead.
 
-    Args:
-        error: a UserError, or an error of Hydra's or OmegaConf's, or one that they raise within.
-        culprit: returns which overrides could not be composed, where the error does not say.
+    `culprit` returns which overrides could not be composed, where the error does not say.
     """
     if isinstance(error, UserError):
         return str(error)

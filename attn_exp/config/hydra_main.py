@@ -41,10 +41,7 @@ _PLACES = (
 def hydra_main(arguments: Sequence[str], task: TaskFunction, sweep: str) -> None:
     """Do what the arguments ask for: call `task` once, sweep over it, or print help, a configuration or completions.
 
-    Args:
-        arguments: Hydra's flags and overrides.
-        task: called with each composed configuration; the sweeper gets it too.
-        sweep: the sweep's name unless the arguments have one.
+    `sweep` is the sweep's name unless the arguments have one.
 
     Raises:
         UserError: a mistake in the arguments or in a configuration, in one sentence.

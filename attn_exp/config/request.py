@@ -100,11 +100,7 @@ def _defaults(name: str, target: str) -> dict[str, Any]:
 
 
 def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
-    """Return the request that a resolved configuration describes.
-
-    Args:
-        config: the configuration without its `hydra` node.
-        gpus: the GPUs that `device=auto` may use.
+    """Return the request that a resolved configuration describes; `device=auto` may use the `gpus`.
 
     Raises:
         UserError: it cannot be measured as typed.

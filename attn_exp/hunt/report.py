@@ -55,13 +55,7 @@ def search(question: Question, environment: Mapping[str, str]) -> Search:
 
 
 def lines_of(question: Question, state: Search, case_words: Sequence[str]) -> list[str]:
-    """Return what is printed at the end of a search.
-
-    Args:
-        question: the subject of the search.
-        state: the last state of the search.
-        case_words: the case of the find as overrides.
-    """
+    """Return what is printed at the end of a search; `case_words` are the case of the find as overrides."""
     counted = f"{state.tried} examples in {state.spent_s:.0f} s"
     counted += f", {state.large} of them with offsets above 2^31" if state.large else ""
     left_out = [f"{state.refused} refused by the backend"] * bool(state.refused)

@@ -22,12 +22,7 @@ _WIDTHS = {"backend": 16, "version": 12, "about": 46, "can compute": 40}
 
 
 def ask(device: str, case: Case | None, own_choices: Path | None = None) -> list[dict[str, Any]]:
-    """Ask all backends in a child process, which imports torch and their packages.
-
-    Args:
-        device: `cpu` or `cuda`.
-        case: the case to ask about, if any.
-        own_choices: a folder with more backends (`--config-dir`).
+    """Ask all backends, also those of `--config-dir`, in a child process, which imports torch and their packages.
 
     Raises:
         UserError: a file does not describe a backend, or a backend ends the process.

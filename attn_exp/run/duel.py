@@ -73,12 +73,8 @@ def run_duel(
 ) -> bool:
     """Measure the rivals, and print the verdicts on each pair by pass; return whether there are any, or a dry run.
 
-    Args:
-        rivals: the overrides of each rival by its letter.
-        shared: the overrides of all rivals.
-        own_choices: the folder that `--config-dir` names.
-        arguments: the command line as typed, for `command.txt`.
-        line: says what is being done.
+    `rivals` are the overrides of each rival by its letter, `shared` those of all, and `arguments` the command line as
+    typed, for `command.txt`.
 
     Raises:
         UserError: a choice does not exist, or the folder cannot be written.

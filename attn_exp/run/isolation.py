@@ -41,11 +41,7 @@ class InProcess:
 
 
 def make_isolation(config: Mapping[str, Any], run_folder: RunFolder | None = None) -> Worker | InProcess:
-    """Return the isolation that a configuration asks for.
-
-    Args:
-        config: the options of `isolation`, and `profiler_timeout_s`, which is what each profiler may take.
-        run_folder: measures jobs in this process, for `isolation=none`; None where that cannot be.
+    """Return the isolation that a configuration asks for; without `run_folder` it cannot be this process.
 
     Raises:
         UserError: there is no such isolation, or a time limit or a name of a variable is invalid.

@@ -38,13 +38,8 @@ class _Pending:
 class JobQueue:
     """Hands requests to an isolation and collects their records in the same order.
 
-    Args:
-        isolation: runs the jobs.
-        folder: the sweep's folder, which holds the jobs' folders.
-        gpu_uuid: the GPU that is leased, if one is.
-
-    Attributes:
-        aside: a sentence for each record that this version cannot read, and that is kept under another name.
+    `folder` is the sweep's. `aside` has a sentence for each record that this version cannot read, and that is kept
+    under another name.
     """
 
     def __init__(self, isolation: Worker | InProcess, folder: Path, gpu_uuid: str | None = None) -> None:

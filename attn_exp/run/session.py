@@ -97,17 +97,9 @@ class Session:
     def submit(self, request: Request, config: Callable[[], DictConfig]) -> float:
         """Queue a job, and return as soon as no more than `ahead` jobs are waiting.
 
-        Args:
-            request: the job.
-            config: composes its configuration. It is called for the first job only, since all jobs of a sweep share
-                their folder, tracker and isolation.
-
-        Returns:
-            The sum of the passes' median times in microseconds, for sweepers that optimise; infinity if there is none,
-            or none yet.
-
-        Raises:
-            UserError: the job cannot be measured as typed.
+        `config` composes its configuration. It is called for the first job only, since all jobs of a sweep share their
+        folder, tracker and isolation. Returned is the sum of the passes' median times in microseconds, for sweepers
+        that optimise; infinity if there is none, or none yet. Raises UserError if the job cannot be measured as typed.
         """
         if self._queue is None:
             opened = self.open(config())

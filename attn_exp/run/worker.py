@@ -46,14 +46,10 @@ class Outcome:
 
 
 class Worker:
-    """Runs jobs in a worker process, one after another.
+    """Runs jobs in a worker process, one after another; with `reuse` in one process.
 
-    Args:
-        reuse: whether one process runs all jobs.
-        timeout_s: the time that a job may take.
-        profiler_timeout_s: the time that each profiler may take.
-        variables: names and patterns of environment variables that it gets besides those that computing needs.
-        python: the interpreter of the process, by default this one.
+    The limits are of each job, and of each profiler. `variables` are names and patterns of environment variables that
+    the process gets besides those that computing needs.
     """
 
     def __init__(

@@ -133,9 +133,8 @@ class Tracker:
     ) -> str | None:
         """Store what is left and end the sweep; return a sentence if something could not be stored. Never raise.
 
-        `artifacts` are files of the whole sweep, `of_jobs` those of single jobs by folder name. `summary` is about the
-        whole sweep, and `curves` are metrics over sequence length. Items not stored after `timeout_s` are given up;
-        they remain in their folders. `told` is called with how much is left.
+        `of_jobs` are files of single jobs by folder name. Items not stored after `timeout_s` are given up; they remain
+        in their folders. `told` is called with how much is left.
         """
         return None
 

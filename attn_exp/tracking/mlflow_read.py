@@ -75,10 +75,8 @@ def read_run(uri: str, run: str) -> tuple[Path, str, str]:
 def pages(uri: str, experiment: str, sweep: str | None) -> list[str]:
     """Return the address of an experiment's list of sweeps, or those of a sweep's charts and of its own page.
 
-    They are relative to MLflow's first page, which is the address if the experiment does not exist.
-
-    Raises:
-        UserError: there is no such store or sweep.
+    They are relative to MLflow's first page, which is the address if the experiment does not exist. Raises UserError if
+    there is no such store or sweep.
     """
     with _opened(uri, "type another uri=") as client:
         if sweep is None:
