@@ -145,7 +145,7 @@ def open_context(
         if kind == "sweep":
             exclusive.enter_context(_exclusive(folder, options["sweep"]))
             ours = True
-        warning = tracker.open(SweepInfo(name=options["sweep"], folder=folder, command=command, kind=kind))
+        warning = tracker.open(SweepInfo(name=options["sweep"], folder=folder, command=command))
         write_whole(folder / "command.txt", f"{command}\n".encode())
     except OSError as error:
         exclusive.close()

@@ -15,7 +15,7 @@ from attn_exp.core.errors import UserError
 from attn_exp.core.files import write_whole
 from attn_exp.core.host.nvml import GpuInfo, visible_gpus
 from attn_exp.core.live_line import LiveLine
-from attn_exp.core.record.file import LOG_NAME, VERDICTS_NAME
+from attn_exp.core.record.file import VERDICTS_NAME
 from attn_exp.core.record.flags import FLAGS, INTERFERENCE, clock_of
 from attn_exp.core.record.metrics import ranking_medians
 from attn_exp.core.record.record import Record
@@ -29,9 +29,7 @@ from attn_exp.results.read import read_folder
 from attn_exp.results.store import user_path
 from attn_exp.results.table import time_text
 from attn_exp.run.context import SweepContext, open_context
-from attn_exp.run.summary import duel_summary
 from attn_exp.run.worker import Outcome
-from attn_exp.tracking.base import EndStatus, Summary
 
 # More than equal backends were observed to differ by on a busy machine.
 BUSY_MARGIN = 0.25
@@ -94,8 +92,9 @@ def run_duel(
         print("\n".join(f"would run {request.label}: {request.case.label()}" for request in requests))
         return True
     options = next(iter(resolved.values()))
-    # A duel always runs in a process of its own.
+    # A duel always runs in a process of its own, and MLflow has sweeps only.
     options["isolation"] |= {"name": "fresh"}
+    options["tracker"] = {"name": "none"}
     command = redacted(shlex.join(["attn-exp", "duel", *arguments]))
     context = open_context(options, command, print, kind="duel")
     line.show(f"measuring {' and '.join(request.label for request in requests)} side by side")
@@ -106,7 +105,7 @@ def run_duel(
         context.abandon("KILLED")
         raise
     # Importing what draws takes longer than drawing.
-    line.show("drawing the plot and storing the duel")
+    line.show("drawing the plot")
     try:
         return _finish(context, requests, outcome, line)
     finally:
@@ -121,14 +120,9 @@ def _finish(context: SweepContext, requests: Sequence[Request], outcome: Outcome
         with line.aside():
             print(at_width(text, sys.stdout), flush=True)
 
-    def close(status: EndStatus, files: Sequence[Path], summary: Summary | None = None) -> None:
-        if warning := context.tracker.close(status, files, summary=summary):
-            say(warning)
-
     context.stop()
     if outcome.status is not None:
         say(f"{outcome.status}: {outcome.reason}")
-        close("FAILED", [folder / LOG_NAME])
         return False
     by_job = {record.request.job: record for record in read_folder(folder).records()}
     records = [by_job[request.job] for request in requests]
@@ -136,10 +130,8 @@ def _finish(context: SweepContext, requests: Sequence[Request], outcome: Outcome
     for record in records:
         if record.status != "ok":
             say(f"{record.status:<12} {record.request.label}: {record.reason}")
-    files = [folder / DUEL_NAME, folder / "command.txt", folder / LOG_NAME, *sorted(folder.glob("*/record.json"))]
     if len(measured) < 2:
         say("there is nothing to compare: fewer than two rivals could be measured")
-        close("FAILED", files)
         return False
     margin = margin_for(device_key(measured[0].environment))
     by_pass = {direction: compare_pairs(measured, direction, margin) for direction in requests[0].measuring.passes}
@@ -154,16 +146,13 @@ def _finish(context: SweepContext, requests: Sequence[Request], outcome: Outcome
     }
     write_whole(folder / "duel.txt", f"{text}\n".encode())
     write_whole(folder / VERDICTS_NAME, msgspec.json.format(msgspec.json.encode(verdicts), indent=1))
-    files += [folder / "duel.txt", folder / VERDICTS_NAME]
-    files += filter(None, [plot_ratios(measured, by_pass, folder / "ratios.png")])
-    close("FINISHED", files, duel_summary(measured, verdicts, text))
+    plot_ratios(measured, by_pass, folder / "ratios.png")
     say(f"samples, verdicts and the plot are in {user_path(folder)}; attn-exp compare SWEEP counts this duel")
     return True
 
 
 def _measure(context: SweepContext, requests: Sequence[Request], gpus: Sequence[GpuInfo], line: LiveLine) -> Outcome:
     """Run the duel in a worker process, which writes a record for each rival."""
-    context.tracker.settle()
     isolation = context.start(requests[0].device, gpus)
     on_gpu = [replace(request, gpu_uuid=context.gpu_uuid) for request in requests]
     write_whole(context.folder / DUEL_NAME, msgspec.yaml.encode(on_gpu))

@@ -39,7 +39,6 @@ class SweepInfo:
     name: str
     folder: Path
     command: str
-    kind: str = "sweep"
     began: float | None = None
 
 
@@ -60,7 +59,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """The summary of a sweep or a duel, for its own run.
+    """The summary of a sweep, for its own run.
 
     Attributes:
         answer: the answer that the sweep was run for, in Markdown. Links to its files stand behind it.

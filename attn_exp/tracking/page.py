@@ -24,7 +24,7 @@ NOTE = "mlflow.note.content"
 # The digest of a description as it was written here, in a tag that MLflow's pages do not list.
 _NOTE_DIGEST = "mlflow.note.attn_exp"
 # Artifacts that a description links, in this order; pictures follow.
-_LINKED = {"report.html": "report", "table.csv": "all rows", "duel.txt": "report", "command.txt": "command"}
+_LINKED = {"report.html": "report", "table.csv": "all rows", "command.txt": "command"}
 _PICTURES = ".png"
 _CUT = "\n\n(cut: the report has the rest)"
 

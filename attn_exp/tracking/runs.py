@@ -61,8 +61,6 @@ JOB, FINISHED_AT, SWEEP_ID = "attn_exp.job", "attn_exp.finished_at", "attn_exp.s
 _PARENT = "mlflow.parentRunId"
 # The colour of a sweep's own run: MLflow would give it that of a backend by chance.
 _NEUTRAL = "#808080"
-# The experiment of duels: their numbers would spoil the charts of sweeps.
-_DUELS = "_duels"
 
 
 def create_job_run(
@@ -146,8 +144,6 @@ class Runs:
 
     def __init__(self, uri: str, artifacts: str | None, experiment: str, sweep: SweepInfo) -> None:
         self.sweep = sweep
-        # Whether the sweep had no run in the store before.
-        self.fresh = False
         # Called whenever the store has answered a part of what takes as many requests as there are jobs.
         self.answered: Callable[[], None] = lambda: None
         # That the store's files are not where it looks for them, as a sentence.
@@ -178,9 +174,7 @@ class Runs:
             from mlflow import MlflowClient
 
             client = MlflowClient(tracking_uri=self._uri)
-            duel = self.sweep.kind == "duel"
-            own = f"{self._experiment_name}{_DUELS}" if duel else self._experiment_name
-            experiment = open_experiment(client, own, self._artifacts)
+            experiment = open_experiment(client, self._experiment_name, self._artifacts)
             self.answered()
             if not is_server(self._uri):
                 # Before anything is written there, which makes the folder again.
@@ -188,7 +182,7 @@ class Runs:
             elsewhere = chosen(self._artifacts, self._uri) and self._artifacts != experiment.artifact_location
             if elsewhere and not self.moved:
                 raise UserError(
-                    f"MLflow's experiment {own} has its files in {experiment.artifact_location}: leave "
+                    f"MLflow's experiment {experiment.name} has its files in {experiment.artifact_location}: leave "
                     f"tracker.artifacts={self._artifacts} out, or choose another experiment: mlflow_experiment=NAME"
                 )
             self._experiment = str(experiment.experiment_id)
@@ -266,7 +260,7 @@ class Runs:
         """Return the sweep's run, a new one if there is none, and find the runs of its jobs."""
         # On a shared server, sweeps of two users may have the same name.
         self._sweep_id = sweep_identity(self.sweep.folder)
-        identity = {"attn_exp.sweep": self.sweep.name, "attn_exp.kind": self.sweep.kind, SWEEP_ID: self._sweep_id}
+        identity = {"attn_exp.sweep": self.sweep.name, "attn_exp.kind": "sweep", SWEEP_ID: self._sweep_id}
         own_tags = {
             "attn_exp.folder": str(self.sweep.folder.absolute()),
             "attn_exp.command": redacted(self.sweep.command),
@@ -274,7 +268,6 @@ class Runs:
             RUN_COLOUR: _NEUTRAL,
         }
         parents = search(client, self._experiment, identity)
-        self.fresh = not parents
         if parents:
             parent = str(parents[-1].info.run_id)
             client.update_run(parent, "RUNNING")
