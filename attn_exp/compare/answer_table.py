@@ -27,7 +27,9 @@ def answer_table(rows: Sequence[Ranking], metric: ChosenMetric, show: str = "aut
     name = _shown(rows, show) if metric.name in _METRICS.values() else metric.name
     labels, groups = _by_speed(rows, metric), by_group(rows)
     # Timer and device have columns of their own.
-    ways = [way for way in WAYS if way not in ("timer", "device") and _varies(way, groups)]
+    ways = [
+        way for way in WAYS if way not in ("timer", "device") and len({WAYS[way](_told(one)) for one in groups}) > 1
+    ]
     columns = (
         *case_part([row.cell for row in rows]),
         *(Column(way, way) for way in ways),
@@ -47,10 +49,6 @@ def answer_table(rows: Sequence[Ranking], metric: ChosenMetric, show: str = "aut
     if any_won:
         title += f"; {MARK} {'fastest' if metric.kind.follows_clock else 'best'}, or too close to it to call"
     return Sheet("answer", title, columns, tuple(lines))
-
-
-def _varies(way: str, groups: Sequence[Sequence[Ranking]]) -> bool:
-    return len({WAYS[way](_told(group)) for group in groups}) > 1
 
 
 def _told(group: Sequence[Ranking]) -> Result:

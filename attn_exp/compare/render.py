@@ -48,7 +48,7 @@ def table(page: Page, *, width: int = WIDTH, colour: bool = False, limit: int | 
     parts += [_wrapped((own.remains, own.command), width), _wrapped(page.lines, width)]
     for sheet in page.sheets:
         title = [sheet.title] if sheet.title else []
-        if _of_commands(sheet):
+        if commands_of(sheet) is not None:
             parts.append("\n".join([*title, *_commands(sheet)]))
         else:
             parts.append("\n".join([*title, _grid(sheet, width, colour, limit)]))
@@ -66,7 +66,7 @@ def markdown(page: Page, *, limit: int | None = None) -> str:
     parts.append(_hard_lines(page.lines))
     for sheet in page.sheets:
         title = [f"**{markdown_text(sheet.title)}**", ""] if sheet.title else []
-        if _of_commands(sheet):
+        if commands_of(sheet) is not None:
             parts.append("\n".join([*title, "```bash", *_commands(sheet), "```"]))
             continue
         rows = sheet.texts(limit if sheet is page.sheets[0] else None)
@@ -160,15 +160,14 @@ def _grid(sheet: Sheet, width: int, colour: bool, limit: int | None) -> str:
     if colour and sheet.tones:
         # The lines are laid out without colours, which have no width.
         head = len(lines) - len(rows)
-        lines[head:] = [_coloured(line, tone) for line, tone in zip(lines[head:], sheet.tones, strict=False)]
+        lines[head:] = [
+            f"\x1b[{_COLOURS[tone]}m{line}\x1b[0m" if tone in _COLOURS else line
+            for line, tone in zip(lines[head:], sheet.tones, strict=False)
+        ]
     lines += _more(sheet, rows)
     if left_out:
         lines.append(filled(f"omitted to fit the width: {', '.join(left_out)}", width))
     return "\n".join(lines)
-
-
-def _coloured(line: str, tone: Tone) -> str:
-    return f"\x1b[{_COLOURS[tone]}m{line}\x1b[0m" if tone in _COLOURS else line
 
 
 def _heads(sheet: Sheet) -> list[str]:
@@ -182,10 +181,6 @@ def _filled(rows: Sequence[dict[str, str]], heads: Sequence[str]) -> list[str]:
 def _more(sheet: Sheet, rows: Sequence[object], prefix: str = "") -> list[str]:
     rest = len(sheet.rows) - len(rows)
     return [f"{prefix}... and {rest} more rows: rows=all shows them"] if rest else []
-
-
-def _of_commands(sheet: Sheet) -> bool:
-    return commands_of(sheet) is not None
 
 
 def _commands(sheet: Sheet) -> list[str]:

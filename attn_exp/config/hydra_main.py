@@ -8,7 +8,6 @@ parser and calls its `Hydra` object, as `hydra._internal.utils._run_hydra` of Hy
 import argparse
 import contextlib
 import io
-import logging
 import re
 import textwrap
 from collections.abc import Callable, Sequence
@@ -67,16 +66,12 @@ def hydra_main(arguments: Sequence[str], task: TaskFunction, sweep: str) -> None
 
 def _check_dashes(arguments: Sequence[str]) -> None:
     """Raise UserError for a key of ours that is typed as argparse takes it: `--backend flash`."""
+    flags = re.findall(r"--([a-z][\w-]+)", get_args_parser().format_usage())
     for index, word in enumerate(arguments):
         name, equals, _ = word.removeprefix("--").partition("=")
-        if word.startswith("--") and name.replace("-", "_") in declared_keys() and name not in _flags():
+        if word.startswith("--") and name.replace("-", "_") in declared_keys() and name not in flags:
             following = "".join(arguments[index + 1 : index + 2])
             raise no_dashes(word, "" if equals or following.startswith("-") or "=" in following else following)
-
-
-def _flags() -> list[str]:
-    """Return the names of Hydra's own flags."""
-    return re.findall(r"--([a-z][\w-]+)", get_args_parser().format_usage())
 
 
 def _refuse(message: str) -> NoReturn:
@@ -145,12 +140,7 @@ def _do(hydra: Hydra, parser: argparse.ArgumentParser, given: argparse.Namespace
     elif given.shell_completion:
         hydra.shell_completion(config_name=name, overrides=overrides)
     elif given.info:
-        # Hydra logs these pages, and logging would print a traceback for each line that `head` does not read.
-        earlier, logging.raiseExceptions = logging.raiseExceptions, False
-        try:
-            hydra.show_info(given.info, config_name=name, overrides=overrides)
-        finally:
-            logging.raiseExceptions = earlier
+        hydra.show_info(given.info, config_name=name, overrides=overrides)
     else:
         # A stored sweep (+experiment=) may set the mode, and -m overrides it. To ask for it, all is composed once more.
         asks = not given.multirun and _may_set_mode(given)

@@ -67,36 +67,20 @@ def chosen_profilers(config: dict[str, Any]) -> tuple[dict[str, Any], ...]:
     return tuple(sorted(checked, key=lambda options: options["name"] == "inductor"))
 
 
-def size_limit_mb(config: dict[str, Any]) -> float:
-    """Return the size of the largest file that a profiler may leave, in units of 10^6 bytes.
-
-    Raises:
-        UserError: it is not a positive number.
-    """
-    limit = config["profiler_limit_mb"]
-    if isinstance(limit, bool) or not isinstance(limit, (int, float)) or limit <= 0:
-        raise UserError(f"profiler_limit_mb={limit} is not a positive number of megabytes")
-    return float(limit)
-
-
 def _checked(name: str, options: Any) -> dict[str, Any]:
     target = options.get("_target_") if isinstance(options, dict) else None
     if not isinstance(target, str) or not target:
         raise UserError(f"profiler.{name} has no class: choose profiler={name}, or set +profiler.{name}._target_=...")
     if not name.isidentifier() or name in PASSES:
         raise UserError(f"profiler.{name} cannot be the name of a profiler: use letters, digits and '_'")
-    for key, default in _defaults(name, target).items():
+    # The options in the YAML of one of our profilers; none if the profiler or its class is the user's own.
+    ours = choice("profiler", name)
+    for key, default in ours.items() if ours.get("_target_") == target else ():
         value, kind = options.get(key), type(default)
         valid = type(value) is kind and (kind is not int or value > 0)
         if kind in _KINDS and not valid:
             raise UserError(f"profiler.{name}.{key}={value} is {_KINDS[kind]}; it is {default} by default")
     return {**options, "name": name}
-
-
-def _defaults(name: str, target: str) -> dict[str, Any]:
-    """Return the options in the YAML of one of our profilers; none if the profiler or its class is the user's own."""
-    defaults = choice("profiler", name)
-    return defaults if defaults.get("_target_") == target else {}
 
 
 def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
@@ -118,6 +102,11 @@ def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
     _check_options(backend)
     if not isinstance(config["caches"], bool):
         raise UserError(f"caches={config['caches']} is neither true nor false")
+    limit_mb = config["profiler_limit_mb"]
+    if isinstance(limit_mb, bool) or not isinstance(limit_mb, (int, float)) or limit_mb <= 0:
+        raise UserError(f"profiler_limit_mb={limit_mb} is not a positive number of megabytes")
+    unusual = [] if measuring.inputs == NORMAL else [f"inputs {measuring.inputs}"]
+    unusual += ["accumulate"] if measuring.accumulate else []
     source = described(backend["_target_"])
     return Request(
         job=f"{backend['name']}-{_identity(case, backend, measuring, compile_, config['caches'], device, source)}",
@@ -131,15 +120,10 @@ def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
         caches=config["caches"],
         source=source,
         profilers=chosen_profilers(config),
-        profiler_limit_mb=size_limit_mb(config),
-        label=" ".join([backend_label(backend["name"], compile_), case.label(), *_unusual(measuring)]),
+        profiler_limit_mb=float(limit_mb),
+        label=" ".join([backend_label(backend["name"], compile_), case.label(), *unusual]),
         config=kept,
     )
-
-
-def _unusual(measuring: Measuring) -> list[str]:
-    kind = [] if measuring.inputs == NORMAL else [f"inputs {measuring.inputs}"]
-    return [*kind, "accumulate"] if measuring.accumulate else kind
 
 
 def _check_whole(config: dict[str, Any]) -> None:

@@ -37,7 +37,9 @@ def done_record(request: Request, folder: Path) -> Record | None:
 
 
 def keep_planned(folder: Path, jobs: int) -> None:
-    """Write into a sweep's folder how many jobs its last command is for; nothing depends on it."""
+    """Write into a sweep's folder how many jobs its last command is for: one that is added to a sweep is no plan."""
+    if jobs < 2:
+        return
     with contextlib.suppress(OSError):
         write_whole(folder / PLANNED_NAME, f"{jobs}\n".encode(), lasting=False)
 

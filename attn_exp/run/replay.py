@@ -92,9 +92,10 @@ def _sweep(runs: "Runs", sweep: Sweep, folder: Path) -> Replayed:
         if record.profiles:
             of_jobs[job.name] = list(_files(job, _OF_A_PROFILED_JOB))
     try:
-        rivals = ranked_rivals(sweep, _quiet)
+        # A store that lacks a description has all records: nothing is said.
+        rivals = ranked_rivals(sweep, lambda line: None)
         files = list(_files(folder, _OF_A_SWEEP))
-        summary = summary_of(sweep.results, rivals, _quiet, sweep.planned)
+        summary = summary_of(sweep.results, rivals, lambda line: None, sweep.planned)
         runs.end("FINISHED", files, summary, curves(sweep.results), of_jobs, ended=sweep.when or None)
     except Exception as error:
         last = last or error
@@ -111,7 +112,3 @@ def _own_record(result: Result, folder: Path) -> Record:
 def _files(folder: Path, patterns: Sequence[str]) -> Iterator[Path]:
     for pattern in patterns:
         yield from sorted(path for path in folder.glob(pattern) if path.is_file())
-
-
-def _quiet(line: str) -> None:
-    """Say nothing: a store that lacks a description has all records."""

@@ -201,16 +201,8 @@ class Session:
             self._form, self.progress.line.quiet = options["format"], options["quiet"]
             self.context = open_context(options, command, self.progress.note, run_folder=self._run_folder)
             self._plots = options["save_plots"]
-            self._keep_planned(self.context.folder)
+            keep_planned(self.context.folder, self.progress.total)
         return self.context
-
-    def _keep_planned(self, folder: Path) -> None:
-        """Write how many jobs the sweep has, of which some are found to be impossible, or equal, on the way.
-
-        One job that is added to a sweep does not change what that is for.
-        """
-        if self.progress.total > 1:
-            keep_planned(folder, self.progress.total)
 
     def resume_command(self) -> str:
         """Return the command that finishes this sweep."""
@@ -272,7 +264,7 @@ class Session:
 
     def _finish(self, status: EndStatus, context: SweepContext) -> None:
         folder, tracker = context.folder, context.tracker
-        self._keep_planned(folder)
+        keep_planned(folder, self.progress.total)
         self.progress.line.show("reading the records")
         sweep = read_folder(folder, may_be_empty=True)
         results = sweep.results
