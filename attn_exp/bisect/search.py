@@ -29,12 +29,11 @@ Measure = Callable[[int, int], "Sequence[Round] | str"]
 
 @dataclass(frozen=True)
 class Answer:
-    """The result of a search.
+    """The result of a search; `good` and `bad` are indices.
 
-    `found`: the first slow version is `bad`, and `good` is the last fast one. If `skipped` ones lie between them, the
-    first slow one may be one of these. `same`: the ends surely differ by less than the margin. `undecided`: `good` and
-    `bad` enclose what is left. All are indices. `effect` is how much more time the slow end takes, `reason` why nothing
-    was found.
+    `found`: the first slow version is `bad`, or one of those that were `skipped` between it and `good`, the last fast
+    one. `same`: the ends surely differ by less than the margin. `undecided`: `good` and `bad` enclose what is left.
+    `effect` is how much more time the slow end takes, `reason` why nothing was found.
     """
 
     kind: Literal["found", "same", "undecided"]

@@ -121,9 +121,11 @@ def compose_config(overrides: Sequence[str], sweep: str, own: Path | None = None
     from attn_exp.config.check import explain_error_of_one_case, is_of_composing
 
     prepare_hydra(sweep, overrides)
+    quoted = str(own or "").replace("'", "\\'")
+    path = [f"hydra.searchpath=['file://{quoted}']"] if quoted else []
     try:
         with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-            return compose("config", [*_search_path(own), *overrides])
+            return compose("config", [*path, *overrides])
     except Exception as error:
         if not is_of_composing(error):
             raise
@@ -141,8 +143,3 @@ def culprit(overrides: Sequence[str]) -> str:
             if f"{override} " in str(mistake):
                 return override
     return "these overrides"
-
-
-def _search_path(own: Path | None) -> list[str]:
-    quoted = "" if own is None else str(own).replace("'", "\\'")
-    return [f"hydra.searchpath=['file://{quoted}']"] if quoted else []

@@ -40,8 +40,8 @@ BUDGET_S = 5
 def compare_pairs(records: Sequence[Record], direction: str, margin: float) -> list[PairedComparison]:
     """Compare all pairs of rivals in one pass by the medians of their rounds.
 
-    Interference by other programs lasts longer than a round: where it was seen, only differences whose whole interval
-    is beyond `BUSY_MARGIN` count, and nothing is called equivalent.
+    Interference by other programs lasts longer than a round: then only differences whose whole interval is beyond
+    `BUSY_MARGIN` count, and nothing is called equivalent.
     """
     medians = [ranking_medians(record, direction) for record in records]
     if not interference(records):

@@ -14,11 +14,7 @@ RunFolder = Callable[[Path, Any], Any]
 
 
 class InProcess:
-    """No isolation: jobs run here, for debugging.
-
-    Args:
-        run_folder: the worker's own function, which imports torch into this process.
-    """
+    """No isolation: jobs run here, by the worker's own function, which imports torch into this process."""
 
     def __init__(self, run_folder: RunFolder) -> None:
         self._pending: deque[Path] = deque()

@@ -109,8 +109,7 @@ class JobQueue:
     def record(self, outcome: Outcome) -> Record:
         """Return the record of the oldest job: the worker's, or a new one that says why the worker wrote none.
 
-        If a job with a final record was repeated for its profiles and the worker wrote nothing, the record is kept and
-        its profiles say why they failed.
+        If a job was repeated for its profiles in vain, its record is kept, and its profiles say why they failed.
         """
         pending = self._pending.popleft()
         status, reason = outcome.status, outcome.reason

@@ -30,14 +30,9 @@ _FAILURES_IN_A_ROW = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
-    """The result of one folder.
+    """The result of one folder: how many records are new, were there already, or are lacking, with the last reason.
 
-    Attributes:
-        new: the number of records that were stored.
-        there: the number of records that were stored already.
-        lacking: the number of records that could not be stored; `error` is the last reason.
-        broken: each file that is not a record, and why.
-        notes: events in the database and its files, as sentences.
+    `broken` says which files are no records, and `notes` are events in the database and its files, as sentences.
     """
 
     name: str

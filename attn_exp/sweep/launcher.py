@@ -65,11 +65,7 @@ def load_engine(package: str, extra: str) -> Any:
 
 
 def check_tasks(name: str, options: dict[str, Any], device: str) -> int:
-    """Return the number of tasks of a launcher that starts them on other hosts.
-
-    Raises:
-        UserError: the number is invalid, or `device` is a GPU of this host.
-    """
+    """Return the number of tasks of a launcher that starts them on other hosts. Raises UserError for a wrong one."""
     tasks = options["tasks"]
     if not isinstance(tasks, int) or isinstance(tasks, bool) or tasks < 1:
         raise UserError(f"hydra.launcher.tasks={tasks} is not a whole number from 1")

@@ -218,7 +218,9 @@ def tags(record: Record) -> dict[str, str]:
         values[f"profiler_{profiler}"] = ": ".join(filter(None, (profile.status, profile.reason)))
     own = {f"attn_exp.{name}": str(value) for name, value in values.items() if value not in (None, "")}
     commit = str(environment.get("git_commit") or "").removesuffix("-dirty")
-    return own | {RUN_COLOUR: _colour(request)} | ({"mlflow.source.git.commit": commit} if commit else {})
+    name, configured = str(request.backend.get("name", "?")), request.config.get("backend")
+    colour = colour_of(name, recorded_about(name, configured.get("about") if isinstance(configured, dict) else None))
+    return own | {RUN_COLOUR: colour} | ({"mlflow.source.git.commit": commit} if commit else {})
 
 
 def ended_at(record: Record) -> str:
@@ -234,11 +236,6 @@ def _flags_by_pass(record: Record) -> str:
         passes = [name for name, flags in of_passes.items() if flag in flags]
         said.append(flag if len(passes) in (0, len(of_passes)) else f"{flag} ({', '.join(passes)})")
     return ", ".join(said)
-
-
-def _colour(request: Request) -> str:
-    name, configured = str(request.backend.get("name", "?")), request.config.get("backend")
-    return colour_of(name, recorded_about(name, configured.get("about") if isinstance(configured, dict) else None))
 
 
 def user_name() -> str | None:

@@ -47,11 +47,7 @@ def read_store(uri: str, experiment: str, names: Sequence[str]) -> list[Sweep]:
 
 
 def read_run(uri: str, run: str) -> tuple[Path, str, str]:
-    """Return the path of the record of a job's run, and the names of its experiment and sweep.
-
-    Raises:
-        UserError: there is no such store or run, or the run is not a job's.
-    """
+    """Return the path of the record of a job's run, and the names of its experiment and sweep. Raises UserError."""
     with _opened(uri, "give the job's folder") as client:
         try:
             found = client.get_run(run)

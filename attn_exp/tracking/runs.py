@@ -191,11 +191,7 @@ class Runs:
         return self._client
 
     def add(self, record: Record, folder: Path) -> bool:
-        """Store one job as a finished run, unless it is there; a run of an earlier attempt is replaced.
-
-        Returns:
-            Whether it was new.
-        """
+        """Store one job as a finished run, and return whether it was new; it replaces a run of an earlier attempt."""
         client, ended = self.connect(), ended_at(record)
         there = self._runs.setdefault(record.request.job, [])
         # Kept sweeps have the number.
