@@ -43,8 +43,9 @@ _LATER_FIELDS = {
     "latent": False,
     "page_size": None,
 }
-# Every configuration has these groups.
+# Every configuration has these groups, and these keys in them.
 _GROUPS = ("model", "dtype", "inputs", "backend", "timer", "isolation", "tracker", "stopping", "compile")
+_INSIDE = (("timer", "name"), ("timer", "also"), ("dtype", "name"), ("inputs", "name"))
 # The mistake in a profiler's option, by the type of its default.
 _KINDS = {bool: "neither true nor false", int: "not a whole number from 1 on", list: "not a list: write [...]"}
 
@@ -133,6 +134,9 @@ def _check_whole(config: dict[str, Any]) -> None:
             raise UserError(f"{key} cannot be removed or replaced by a value: choose {key}=NAME")
     if missing := read_yaml(conf_folder() / "config.yaml").keys() - {"defaults", "hydra"} - config.keys():
         raise UserError(f"there is no {min(missing)}: leave ~{min(missing)} out")
+    for group, key in _INSIDE:
+        if key not in config[group]:
+            raise UserError(f"{group} has no {key}: leave ~{group}.{key} out, or add {key} to its YAML")
 
 
 def resolve_device(device: str, gpus: list[GpuInfo]) -> tuple[str, list[GpuInfo]]:
