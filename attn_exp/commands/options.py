@@ -114,11 +114,10 @@ class Command:
         for word in following:
             match, dashes = _KEY.fullmatch(word.removeprefix("--")), word.startswith("-")
             key = short.get(word) or (match[1] if match else word.removeprefix("--")).replace("-", "_")
+            if key in options and match is None and key not in self.bare and options[key].value == "true":
+                raise UserError(f"'{word}' has no value: write {key}=true")
             if key in options and match is None and key not in self.bare and not dashes:
-                # A word that is also an option's name; one that switches something needs its value.
-                if options[key].value == "true":
-                    raise UserError(f"'{word}' has no value: write {key}=true")
-                words.append(word)
+                words.append(word)  # it is only spelt as an option's name
             elif key in options:
                 if key in typed:
                     raise UserError(f"{key} is given twice: give it once")
