@@ -23,7 +23,7 @@ COMMANDS = {
     "compare": "say from records which backend is faster where, or what changed since an earlier sweep",
     "pick": "write a table of the fastest backend at each shape, which a model can dispatch by",
     "hunt": "search for a case that a backend computes wrongly",
-    "bisect": "find the version of a package, or the commit, that made something slower",
+    "bisect": "find the version of a package that made something slower",
     "reproduce": "repeat published figures, and say which hold",
     "explain": "show what ran in a job, what bounds it, and how it differs from the fastest",
     "doctor": "check that timings on this machine can be trusted",
@@ -57,12 +57,8 @@ help:
   eval "$(attn-exp -sc install=bash)"    the TAB key completes groups, choices and keys
 """
 _HELP = {"-h", "--help"}
-_COMPLETION = {"-sc", "--shell-completion", "--shell_completion"}
-# Packages that every installation has; without them a checkout was run as it was cloned.
-_REQUIRED = {"filelock", "hydra", "jinja2", "mlflow", "msgspec", "omegaconf", "tabulate", "yaml"}
 # How many more objects there are before some are looked through for garbage.
 _ALLOCATIONS = 50_000
-_SHELLS = ("=bash", "=fish", "=zsh")
 
 
 def main() -> None:
@@ -97,14 +93,6 @@ def main() -> None:
         code = 0
     except KeyboardInterrupt:
         code = 130
-    except ModuleNotFoundError as error:
-        if error.name not in _REQUIRED:
-            raise
-        said = (
-            f"{error.name} is not installed for {sys.executable}: make setup creates .venv with it, or pip install -e ."
-        )
-        print(f"attn-exp: {said}", file=sys.stderr)
-        code = 2
     except Exception:
         # What a library makes of an interrupt that met it halfway, such as an AttributeError of what it had not set.
         if not interrupts:
@@ -125,13 +113,6 @@ def main() -> None:
 def dispatch(arguments: Sequence[str]) -> int:
     """Run the command that the first argument names, `run` if it names none; return the exit code."""
     words = list(arguments)
-    try:
-        "".join(words).encode()
-    except UnicodeEncodeError:
-        # Bytes that are no text in this locale's encoding; they could be neither recorded nor printed.
-        said = f"an argument is no text in this locale ({sys.getfilesystemencoding()}): set LC_ALL=C.UTF-8"
-        print(f"attn-exp: {said}", file=sys.stderr)
-        return 2
     if words and set(words) <= _HELP:
         width = max(map(len, COMMANDS))
         print(_OVERVIEW.format(commands="\n".join(f"  {name:<{width}}  {what}" for name, what in COMMANDS.items())))
@@ -139,9 +120,6 @@ def dispatch(arguments: Sequence[str]) -> int:
     if words == ["--version"]:
         print(f"attn_exp {__version__}")
         return 0
-    if _COMPLETION & set(words) and not any(word.endswith(_SHELLS) for word in words):
-        print("attn-exp: -sc needs a shell: attn-exp -sc install=bash (or fish, zsh)", file=sys.stderr)
-        return 2
     if words and words[0] in COMMANDS:
         name, words = words[0], words[1:]
         command = importlib.import_module(f"attn_exp.commands.{name}")

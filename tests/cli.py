@@ -86,9 +86,8 @@ def on_terminal(*arguments: str, cwd: Path, columns: int) -> str:
 
 
 def complaints(ran: subprocess.CompletedProcess[str]) -> list[str]:
-    """The lines on standard error that are not progress, nor hints at keys that replace those of `QUICK`."""
-    twice = re.compile(r"hint: \S+ is given twice, .*")
-    return [line for line in without_progress(ran.stderr) if not twice.fullmatch(line)]
+    """The lines on standard error that are not progress."""
+    return without_progress(ran.stderr)
 
 
 def without_progress(err: str) -> list[str]:

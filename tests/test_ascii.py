@@ -25,12 +25,3 @@ def test_letters_that_a_terminal_lacks_are_question_marks(tmp_path: Path, enviro
         ran = attn_exp(tmp_path, "compare", "first", f"format={form}", **environment)
         assert (ran.returncode, ran.stderr) == (0, "")
         assert "math unsupported: caf? ? ??" in ran.stdout
-
-
-def test_bytes_that_are_no_text_are_refused_in_a_sentence(tmp_path: Path) -> None:
-    for words in (["backend=café".encode()], ["compare", "café".encode()], ["-m", b"sweep=\xff", "dry_run=true"]):
-        ran = attn_exp(tmp_path, *words, **ASCII)
-        assert ran.returncode == 2
-        assert ran.stdout == ""
-        assert ran.stderr.startswith("attn-exp: an argument is no text in this locale (ascii): set LC_ALL=C.UTF-8")
-    assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Bisection: the search with simulated times, packages made here, revisions of a repository made here, bad input."""
+"""Bisection: the search with simulated times, packages made here, bad input."""
 
 import base64
 import hashlib
@@ -6,16 +6,14 @@ import json
 import math
 import random
 import re
-import subprocess
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from attn_exp.bisect.search import Round, search
-from attn_exp.bisect.versions import Environment, NotInstallable, packages, revisions
+from attn_exp.bisect.versions import packages
 from attn_exp.commands import bisect
-from attn_exp.core.errors import UserError
 
 MODULE = """
 import time
@@ -171,37 +169,6 @@ def test_a_package_is_searched_and_goes_on(wheels, tmp_path, monkeypatch, capsys
     assert "has a bisection of something else" in capsys.readouterr().err
 
 
-@pytest.fixture(scope="module")
-def repo(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("repo")
-
-    def git(*words):
-        return subprocess.run(["git", "-C", folder, "-c", "user.name=a", "-c", "user.email=a@b", *words],
-                              check=True, capture_output=True, text=True).stdout  # fmt: skip
-
-    git("init", "-q", "-b", "main")
-    for number in range(4):
-        (folder / "slowly.py").write_text(MODULE.format(us=number))
-        git("add", "-A")
-        git("commit", "-qm", f"change {number}")
-        git("tag", f"v{number}")
-    return folder
-
-
-def test_revisions_have_worktrees_of_their_own(repo, tmp_path):
-    found = revisions(repo, "v1", "main", "")
-    assert found.subjects == ("change 1", "change 2", "change 3")
-    environment = found.environment(1, tmp_path)
-    place = Path(environment.variables["PYTHONPATH"].split(":")[0])
-    assert "2 / 1e6" in (place / "slowly.py").read_text()
-    assert environment == found.environment(1, tmp_path)
-    assert environment.python == Environment().python
-    with pytest.raises(NotInstallable):
-        revisions(repo, "v1", "main", "false").environment(2, tmp_path)
-    found.clear(tmp_path)
-    assert not place.exists()
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -223,9 +190,3 @@ def test_a_mistake_is_one_sentence(wheels, words, said, tmp_path, monkeypatch, c
     err = capsys.readouterr().err
     assert said in err
     assert [path.name for path in tmp_path.iterdir()] in ([], ["bisects"])
-
-
-def test_wrong_revisions_are_one_sentence(repo):
-    for ends, said in (("v1", "v9"), "v9 is no revision"), (("v3", "v1"), "is no ancestor of"):
-        with pytest.raises(UserError, match=said):
-            revisions(repo, *ends, "")

@@ -138,7 +138,7 @@ def test_a_corrupt_file_is_named_and_the_exit_code_says_so(home, capsys):
         (["new", "out=nowhere/out.md"], "cannot write nowhere/out.md"),
         (
             ["new", "out=report.pdf"],
-            "has none of the endings .txt, .md, .csv, .json, .tex, .html: add format=",
+            "has none of the endings .txt, .md, .csv, .json, .html: add format=",
         ),
         (["."], "has no records"),
     ],
@@ -163,7 +163,6 @@ def test_files_are_written_in_the_format_of_their_name(home, capsys):
         "a.md": "cudnn is ",
         "a.csv": "model,",
         "a.json": "{",
-        "a.tex": "% cudnn is",
         "a.txt": "cudnn is",
     }.items():
         assert main(["old", f"out={name}"]) == 0

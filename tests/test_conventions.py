@@ -74,12 +74,10 @@ def test_sizes_filter_as_numbers(logged):
     assert [one.data.params["seq_len"] for one in found] == ["64"]
 
 
-def test_a_run_has_its_source_and_what_it_computed_on(logged):
+def test_a_run_has_its_source(logged):
     client, *_ = logged
     found = run(client, "attributes.run_name = 'flash s64 b1 causal h2 d16 fp32'")
     assert found.data.tags["mlflow.source.type"] == "LOCAL"
-    (given,) = found.inputs.dataset_inputs
-    assert given.dataset.name == "b1 h2 s64 d16 fp32 causal"
 
 
 def test_words_that_somebody_edited_stay(logged):
@@ -122,7 +120,7 @@ def test_a_folder_that_is_deleted_in_the_middle_ends_the_sweep_with_one_sentence
     cli.wait_for(lambda: list(tmp_path.glob("multirun/s/*/record.json")))
     (tmp_path / "multirun/s").rename(tmp_path / "elsewhere")
     out, err = process.communicate(timeout=300)
-    (told,) = [line for line in cli.without_progress(err) if "hint:" not in line]
+    (told,) = cli.without_progress(err)
     folder = tmp_path / "multirun/s"
     assert (process.returncode, out) == (2, "")
     assert told.startswith(f"attn-exp: {folder} was moved or deleted: move it back, then finish with: ")

@@ -20,7 +20,7 @@ def hunt(*arguments, cwd):
 
 def planted(kernel, *arguments, cwd):
     backend = ("backend._target_=planted.Planted", f"backend.kernel={kernel}")
-    return hunt(*backend, f"budget={BUDGET_S}s", "script=bug.py", *arguments, cwd=cwd)
+    return hunt(*backend, f"budget={BUDGET_S}s", *arguments, cwd=cwd)
 
 
 def facts(out):
@@ -56,18 +56,6 @@ def test_a_planted_bug_is_found_and_shrunk_and_shown(kernel, tmp_path):
     # Whether shrinking ends depends on what else the machine does.
     assert re.fullmatch(smallest, label) or re.match(r"b\d+ h\d+", label)
     assert command.startswith("attn-exp run ++backend._target_=planted.Planted ")
-
-
-def test_the_program_of_a_find_shows_it(tmp_path):
-    done = planted("wrong_heads", cwd=tmp_path)
-    assert "a program that computes it once more: bug.py" in done.stdout
-    text = (tmp_path / "bug.py").read_text()
-    (tmp_path / "right.py").write_text(text.replace("wrong_heads", "right"))
-    for name, code in (("bug.py", 1), ("right.py", 0)):
-        ran = subprocess.run(
-            [sys.executable, name], cwd=tmp_path, env=cli.environment(), capture_output=True, text=True
-        )
-        assert ran.returncode == code, ran.stderr
 
 
 def test_what_is_right_is_not_found_wrong_and_the_same_seed_searches_the_same(tmp_path):

@@ -148,30 +148,6 @@ def test_a_server_has_the_sweep_s_charts_and_ui_prints_their_addresses(
     assert len(set(titles)) == len(titles) == 10
 
 
-def test_a_duel_is_replayed_with_its_verdicts(
-    server: servers.Server, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = home / "multirun" / "duel-1"
-    for letter, backend in (("a", "flash"), ("b", "math")):
-        record = sweeps.job(backend)
-        request = sweeps.replace(record.request, job=f"{letter}-{backend}", label=f"{letter}={backend}", sweep="duel-1")
-        (folder / request.job).mkdir(parents=True)
-        write_record(sweeps.replace(record, request=request), folder / request.job)
-    (folder / "duel.yaml").write_text("[]")
-    (folder / "duel.json").write_text(
-        '{"forward": [{"a": "a=flash", "b": "b=math", "effect": 0.5, "low": 0.4, "high": 0.6, "p": 0.001}]}'
-    )
-    where = (f"tracker.uri={server.uri}", "tracker.mlflow_experiment=duels")
-    assert "the duel is new" in said(capsys, "duel-1", *where)[1]
-    code, out, err = said(capsys, "duel-1", *where)
-    assert (code, err) == (0, "")
-    assert "the duel was there" in out
-    (run,) = runs(server, "duels_duels")
-    assert (run.data.tags["attn_exp.kind"], run.info.status) == ("duel", "FINISHED")
-    assert run.data.metrics["forward/a_b/effect"] == 0.5
-    assert run.data.metrics["a/forward/time_us"] == 100.0
-
-
 def tracker_for(uri: str, experiment: str) -> Any:
     return make_tracker({"name": "mlflow", "uri": uri, "mlflow_experiment": experiment})
 

@@ -13,6 +13,7 @@ from attn_exp.compare.choice import Choice
 from attn_exp.compare.pages import page
 from attn_exp.compare.render import text_of
 from attn_exp.results import read as read_module
+from attn_exp.results.store import keep_planned
 from attn_exp.run import session as session_module
 from attn_exp.run.context import SweepContext
 from attn_exp.run.progress import Progress
@@ -63,8 +64,7 @@ def test_a_stopped_sweep_says_of_how_many_jobs_it_has_records_until_it_has_all(c
     # One job that is added to a sweep is no plan of its own, nor is a file that says nothing.
     for total, text, planned in ((1, "5", 5), (2, "5", 2), (1, "many", None), (1, "9" * 5000, None), (1, "-1", None)):
         (tmp_path / "planned.txt").write_text(text)
-        current.progress.total = total
-        current._keep_planned(tmp_path)
+        keep_planned(tmp_path, total)
         assert read_module.read_folder(tmp_path).planned == planned
     (tmp_path / "planned.txt").write_text("2")
     whole = read_module.read_folder(tmp_path)

@@ -22,7 +22,6 @@ from attn_exp.compare.pages import page
 from attn_exp.compare.render import text_of
 from attn_exp.compare.rivals import Rivals
 from attn_exp.compare.standing import standings
-from attn_exp.core.record.file import write_record
 from attn_exp.core.record.record import Record
 from attn_exp.results.read import Sweep, read_folder
 from attn_exp.run import closing
@@ -245,30 +244,6 @@ def search(home: Path, condition: str, experiment: str = "attn_exp") -> list[Any
     client = MlflowClient(config(home)["uri"])
     there = client.get_experiment_by_name(experiment)
     return list(client.search_runs([there.experiment_id], condition)) if there else []
-
-
-def a_duel(home: Path, name: str) -> None:
-    folder = home / "multirun" / name
-    for letter, backend in (("a", "flash"), ("b", "math")):
-        record = sweeps.job(backend)
-        request = replace(record.request, job=f"{letter}-{backend}", label=f"{letter}={backend}", sweep=name)
-        (folder / request.job).mkdir(parents=True)
-        write_record(replace(record, request=request), folder / request.job)
-    (folder / "duel.yaml").write_text("[]")
-    (folder / "duel.txt").write_text("a=flash is faster than b=math")
-
-
-def test_duels_lie_in_an_experiment_of_their_own(
-    ready: Path,  # noqa: F811
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    a_duel(ready, "duel-1")
-    for _ in range(2):
-        assert log_main(["duel-1", *words(ready)]) == 0
-    assert capsys.readouterr().out.count("the duel was there") == 1
-    assert search(ready, "tags.`attn_exp.kind` = 'duel'") == []
-    (run,) = search(ready, "", "attn_exp_duels")
-    assert run.info.run_name == "duel-1" and "a=flash is faster than b=math" in run.data.tags[NOTE]
 
 
 def test_words_of_records_cannot_become_links_or_markup(tmp_path: Path) -> None:

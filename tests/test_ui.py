@@ -18,7 +18,6 @@ from attn_exp.commands import ui
 from attn_exp.tracking import SweepInfo, make_tracker
 from attn_exp.tracking.base import Summary
 from attn_exp.tracking.database import prepare_database
-from attn_exp.tracking.ui import open_browser
 from attn_exp.tracking.view import one_sweep
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="needs mlflow")
@@ -82,23 +81,6 @@ def test_a_sweep_that_is_not_there_is_one_sentence(
     assert (said.out, said.err.count("\n")) == ("", 1)
     assert said.err.startswith(f"attn-exp ui: {wanted}")
     assert said.err.endswith("; type attn-exp ui NAME\n" if len(flags) == 1 else "; type mlflow_experiment=NAME\n")
-
-
-@pytest.mark.parametrize(
-    ("screen", "terminal", "opened"), [(True, True, 1), (False, True, 0), (True, False, 0)], ids=str
-)
-def test_a_browser_opens_where_a_person_sits_before_a_screen(
-    monkeypatch: pytest.MonkeyPatch, screen: bool, terminal: bool, opened: int
-) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr("webbrowser.open", asked.append)
-    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal, raising=False)
-    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
-        monkeypatch.delenv(name, raising=False)
-    if screen:
-        monkeypatch.setenv("WAYLAND_DISPLAY", "wayland-0")
-    open_browser("http://127.0.0.1:5000")
-    assert len(asked) == opened
 
 
 def test_a_real_server_answers_and_ctrl_c_leaves_no_child(tmp_path: Path) -> None:

@@ -82,12 +82,7 @@ def guarded(
     passes: Sequence[str] | None,
     choices: Mapping[str, Any],
 ) -> Guarded:
-    """Measure a function and the one to compare with; see `attn_exp.assert_not_slower`.
-
-    Raises:
-        AssertionError: one of the two has no time.
-        UserError: a mistake in the arguments.
-    """
+    """Measure a function and the one to compare with; see `attn_exp.assert_not_slower`, which names the errors."""
     least = share("margin", margin if isinstance(margin, str) else f"{margin:f}")
     if undecided not in ("fail", "warn"):
         raise UserError(f"undecided={undecided!r} is not known: write 'fail' or 'warn'")

@@ -90,8 +90,8 @@ class Sweep(read.Sweep):
         """Write the report that `attn-exp compare` writes with `out=`, and return its path.
 
         Args:
-            path: the file. Its ending decides the format: `.html`, with plots inside, `.md`, `.csv`, `.json`, `.tex`
-                or `.txt`.
+            path: the file. Its ending decides the format: `.html`, with plots inside, `.md`, `.csv`, `.json` or
+                `.txt`.
 
         Raises:
             UserError: the file cannot be written, or there is no record that can be read.

@@ -1,1 +1,1 @@
-"""Find the version of a package, or the commit, that made a case slower."""
+"""Find the version of a package that made a case slower."""

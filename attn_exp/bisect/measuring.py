@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from attn_exp.bisect.search import Round
-from attn_exp.bisect.versions import Environment, NotInstallable, Packages, Revisions
+from attn_exp.bisect.versions import NotInstallable, Packages
 from attn_exp.core.errors import UserError
 from attn_exp.core.files import write_whole
 from attn_exp.core.record.file import read_record
@@ -27,8 +27,8 @@ METRIC = "time_us"
 class Side:
     """One version's worker, which measures the case, and the canary if there is one."""
 
-    def __init__(self, environment: Environment, folder: Path, requests: Mapping[str, Request]) -> None:
-        self.worker = Worker(reuse=True, timeout_s=_TIMEOUT_S, python=environment.python, more=environment.variables)
+    def __init__(self, python: str, folder: Path, requests: Mapping[str, Request]) -> None:
+        self.worker = Worker(reuse=True, timeout_s=_TIMEOUT_S, python=python)
         self._folder = folder
         for name, request in requests.items():
             (folder / name).mkdir(parents=True, exist_ok=True)
@@ -49,20 +49,13 @@ class Side:
 class SideBySide:
     """Measures versions against the good one in rounds, and keeps them in a folder's `state.json`.
 
-    Args:
-        versions: the versions, the good one first.
-        requests: the job of the case by the name `case`, and that of the canary by `canary`.
-        direction: the pass that counts.
-        folder: the folder of environments and rounds; a folder with rounds goes on.
-        question: the subject of the rounds; a folder with rounds about something else is refused.
-
-    Raises:
-        UserError: the folder has rounds about something else, or cannot be read.
+    The `requests` are the job of the case by the name `case`, and that of the canary by `canary`. A folder with rounds
+    goes on. Raises UserError if those are about another `question`, or cannot be read.
     """
 
     def __init__(
         self,
-        versions: Packages | Revisions,
+        versions: Packages,
         requests: Mapping[str, Request],
         direction: str,
         folder: Path,
@@ -133,10 +126,10 @@ class SideBySide:
 
     def _side(self, which: int) -> Side:
         if which not in self._sides:
-            environment = self._versions.environment(which, self._folder / "environments")
+            python = self._versions.environment(which, self._folder / "environments")
             place = self._folder / "jobs" / str(which)
             requests = {
                 name: replace(request, label=self._versions.label(which)) for name, request in self._requests.items()
             }
-            self._sides[which] = Side(environment, place, requests)
+            self._sides[which] = Side(python, place, requests)
         return self._sides[which]

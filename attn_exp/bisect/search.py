@@ -29,12 +29,11 @@ Measure = Callable[[int, int], "Sequence[Round] | str"]
 
 @dataclass(frozen=True)
 class Answer:
-    """The result of a search.
+    """The result of a search; `good` and `bad` are indices.
 
-    `found`: the first slow version is `bad`, and `good` is the last fast one. If `skipped` ones lie between them, the
-    first slow one may be one of these. `same`: the ends surely differ by less than the margin. `undecided`: `good` and
-    `bad` enclose what is left. All are indices. `effect` is how much more time the slow end takes, `reason` why nothing
-    was found.
+    `found`: the first slow version is `bad`, or one of those that were `skipped` between it and `good`, the last fast
+    one. `same`: the ends surely differ by less than the margin. `undecided`: `good` and `bad` enclose what is left.
+    `effect` is how much more time the slow end takes, `reason` why nothing was found.
     """
 
     kind: Literal["found", "same", "undecided"]
@@ -49,13 +48,7 @@ def search(count: int, measure: Measure, margin: float, said: Callable[[int, str
     """Find the first slow one of `count` versions, of which the first is fast and the last is slow.
 
     A version is slow if its time, relative to the good one's, is beyond half of the difference of the ends on the log
-    scale. It takes log2(count) steps if no version is skipped.
-
-    Args:
-        count: the number of versions, 2 or more.
-        measure: measures a version side by side with the good one.
-        margin: the smallest difference of the ends that counts, 0.01 for 1 %.
-        said: called with each version and what was decided about it.
+    scale. It takes log2(count) steps if no version is skipped. The ends have to differ by `margin` (0.01 is 1 %).
     """
     good, bad, skipped = 0, count - 1, dict[int, str]()
     ends = measure(bad, LOOKS[0])

@@ -1,13 +1,11 @@
-"""The versions to search, and an environment for each: packages from an index or a folder of wheels, git revisions."""
+"""The versions to search, from an index or a folder of wheels, and an environment for each."""
 
-import os
 import re
-import shlex
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from attn_exp.core.errors import UserError, brief
@@ -17,16 +15,8 @@ _AVAILABLE = re.compile(r"^Available versions: (.+)$", re.MULTILINE)
 _LIMIT_S = 3600
 
 
-@dataclass(frozen=True)
-class Environment:
-    """The environment of one version: an interpreter, and further environment variables."""
-
-    python: str = sys.executable
-    variables: Mapping[str, str] = field(default_factory=dict)
-
-
 class NotInstallable(Exception):
-    """A version cannot be installed, built or measured; it is skipped. `good_end` says that it is the good end's."""
+    """A version cannot be installed or measured; it is skipped. `good_end` says that it is the good end's."""
 
     good_end = False
 
@@ -43,8 +33,8 @@ class Packages:
         """Return a version as pip takes it."""
         return f"{self.package}=={self.names[index]}"
 
-    def environment(self, index: int, folder: Path) -> Environment:
-        """Install a version into a virtual environment that sees all other packages of this one.
+    def environment(self, index: int, folder: Path) -> str:
+        """Install a version into a virtual environment that sees all other packages of this one, and return its python.
 
         Raises:
             NotInstallable: pip refuses it.
@@ -63,42 +53,7 @@ class Packages:
             quiet = ["--quiet", "--disable-pip-version-check", "--pre"]
             _run([sys.executable, "-m", "pip", "--python", str(python), "install", *quiet, *where, self.label(index)])
             done.touch()
-        return Environment(str(python))
-
-
-@dataclass(frozen=True)
-class Revisions:
-    """The commits of a checkout from the good to the bad one, each in a worktree of its own."""
-
-    repo: Path
-    names: tuple[str, ...]
-    subjects: tuple[str, ...]
-    build: tuple[str, ...]
-
-    def label(self, index: int) -> str:
-        """Return a commit with its subject."""
-        return f"{self.names[index][:12]} {self.subjects[index]}".rstrip()
-
-    def environment(self, index: int, folder: Path) -> Environment:
-        """Check a commit out, and build it if there is a command for it.
-
-        Raises:
-            NotInstallable: the command fails.
-        """
-        home, done = folder / self.names[index][:12], folder / f"{self.names[index][:12]}.built"
-        if not home.exists():
-            git(self.repo, "worktree", "add", "--detach", "--force", str(home.resolve()), self.names[index])
-        if self.build and not done.exists():
-            _run(list(self.build), cwd=home)
-            done.touch()
-        places = [str(place.resolve()) for place in (home / "src", home) if place.is_dir()]
-        return Environment(variables={"PYTHONPATH": os.pathsep.join([*places, os.environ.get("PYTHONPATH", "")])})
-
-    def clear(self, folder: Path) -> None:
-        """Remove the worktrees of this search."""
-        for name in self.names:
-            if (folder / name[:12]).exists():
-                git(self.repo, "worktree", "remove", "--force", str((folder / name[:12]).resolve()))
+        return str(python)
 
 
 def packages(good: str, bad: str, wheels: Path | None) -> Packages:
@@ -109,9 +64,7 @@ def packages(good: str, bad: str, wheels: Path | None) -> Packages:
     """
     ends = [_SPEC.fullmatch(end) for end in (good, bad)]
     if ends[0] is None or ends[1] is None:
-        raise UserError(
-            f"good={good} and bad={bad} are not of the form NAME==VERSION (or give repo=PATH for revisions)"
-        )
+        raise UserError(f"good={good} and bad={bad} are not of the form NAME==VERSION")
     name = ends[0][1]
     if ends[1][1] != name:
         raise UserError(f"good= is of {name} and bad= of {ends[1][1]}: give two versions of one package")
@@ -153,35 +106,9 @@ def _of_index(name: str) -> list[str]:
     return match[1].split(", ") if match else []
 
 
-def revisions(repo: Path, good: str, bad: str, build: str) -> Revisions:
-    """Return the commits from one revision to another along the first parents.
-
-    Raises:
-        UserError: the folder is no checkout, a revision does not exist, or the good one is no ancestor of the bad one.
-    """
-    ends = []
-    for end in (good, bad):
-        try:
-            ends.append(git(repo, "rev-parse", "--verify", "--quiet", f"{end}^{{commit}}").strip())
-        except NotInstallable as error:
-            raise UserError(f"{end} is no revision of {repo}: give two commits, tags or branches") from error
-    lines = git(repo, "log", "--first-parent", "--reverse", "--format=%H %s", f"{ends[0]}..{ends[1]}").splitlines()
-    base = git(repo, "log", "-1", "--format=%H %s", ends[0]).strip()
-    listed = [base, *lines]
-    if len(listed) < 2 or git(repo, "merge-base", *ends).strip() != ends[0]:
-        raise UserError(f"good={good} is no ancestor of bad={bad} in {repo}: exchange them, or give two revisions")
-    names, subjects = zip(*((line + " ").split(" ", 1) for line in listed), strict=True)
-    return Revisions(repo, tuple(names), tuple(one.strip() for one in subjects), tuple(shlex.split(build)))
-
-
-def git(repo: Path, *words: str) -> str:
-    """Run git in a checkout and return what it prints. Raises NotInstallable if it fails."""
-    return _run(["git", "-C", str(repo), *words])
-
-
-def _run(command: Sequence[str], cwd: Path | None = None) -> str:
+def _run(command: Sequence[str]) -> str:
     try:
-        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=_LIMIT_S)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_LIMIT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NotInstallable(brief(" ".join(str(error).split()))) from error
     if done.returncode != 0:

@@ -1,4 +1,4 @@
-"""`attn-exp bisect`: finds the version of a package, or the commit, that made a case slower."""
+"""`attn-exp bisect`: finds the version of a package that made a case slower."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ from attn_exp.core.values import share
 
 if TYPE_CHECKING:
     from attn_exp.bisect.search import Answer
-    from attn_exp.bisect.versions import Packages, Revisions
+    from attn_exp.bisect.versions import Packages
     from attn_exp.core.record.request import Request
 
 UNDECIDED = 1
@@ -37,26 +37,19 @@ def run(given: Arguments) -> int:
         raise UserError("a bisection needs two ends, for example good=flash-attn-4==4.0.0b3 bad=flash-attn-4==4.0.0b36")
     if any(override_key(word) == "passes" for word in given.overrides):
         raise UserError("a bisection is about one pass: write pass=forward or pass=backward in place of passes=")
-    from attn_exp.bisect.versions import packages, revisions
+    from attn_exp.bisect.versions import packages
 
     direction = given.get("pass", "forward")
     if direction not in HALVES:
         raise UserError(f"pass={direction} is neither {' nor '.join(HALVES)}")
-    versions: Packages | Revisions
-    if given.get("repo"):
-        versions = revisions(Path(given.get("repo")), good, bad, given.get("build", ""))
-        torch = False
-    else:
-        wheels = Path(given.get("wheels")).resolve() if given.get("wheels") else None
-        versions = packages(good, bad, wheels)
-        torch = versions.package.lower() == "torch"
-    return _search(given, versions, direction, canary=not torch)
+    wheels = Path(given.get("wheels")).resolve() if given.get("wheels") else None
+    versions = packages(good, bad, wheels)
+    return _search(given, versions, direction, canary=versions.package.lower() != "torch")
 
 
-def _search(given: Arguments, versions: "Packages | Revisions", direction: str, *, canary: bool) -> int:
+def _search(given: Arguments, versions: "Packages", direction: str, *, canary: bool) -> int:
     from attn_exp.bisect.measuring import SideBySide
     from attn_exp.bisect.search import search
-    from attn_exp.bisect.versions import Revisions
     from attn_exp.core.host.nvml import visible_gpus
     from attn_exp.run.gpus import lease
 
@@ -65,8 +58,7 @@ def _search(given: Arguments, versions: "Packages | Revisions", direction: str, 
     device = requests["case"].device
     question = {"versions": list(versions.names), "case": list(given.overrides), "pass": direction, "device": device}
     digest = hashlib.sha256(json.dumps(question).encode()).hexdigest()[:8]
-    what = getattr(versions, "package", "revisions")
-    folder = Path(given.get("state") or f"bisects/{what}-{digest}")
+    folder = Path(given.get("state") or f"bisects/{versions.package}-{digest}")
     side_by_side = SideBySide(versions, requests, direction, folder, question)
     held = None
     if device == "cuda":
@@ -86,8 +78,6 @@ def _search(given: Arguments, versions: "Packages | Revisions", direction: str, 
         side_by_side.close()
         if held is not None:
             held.release()
-        if isinstance(versions, Revisions):
-            versions.clear(folder / "environments")
     print(sentence(answer, versions), flush=True)
     return 0 if answer.kind == "found" else UNDECIDED
 
@@ -115,7 +105,7 @@ def _requests(given: Arguments, direction: str, gpus: "list[Any]", *, canary: bo
     return {"case": case, "canary": request([*_CANARIES[case.device], *_WAY, passes, f"device={case.device}"])}
 
 
-def sentence(answer: "Answer", versions: "Packages | Revisions") -> str:
+def sentence(answer: "Answer", versions: "Packages") -> str:
     """Return the answer as one sentence."""
     good, bad = versions.label(answer.good), versions.label(answer.bad)
     if answer.kind == "same":
@@ -130,7 +120,7 @@ def sentence(answer: "Answer", versions: "Packages | Revisions") -> str:
 
 COMMAND = Command(
     name="bisect",
-    usage="good=NAME==VERSION bad=NAME==VERSION [wheels=FOLDER] | good=REV bad=REV repo=PATH, and KEY=VALUE ...",
+    usage="good=NAME==VERSION bad=NAME==VERSION [wheels=FOLDER], and KEY=VALUE ...",
     about=(
         "Searches the versions between a fast and a slow one for the first slow one, in log2(n) steps. Each version "
         "is installed into an environment of its own and measured in turns with the good one, round by round. It stops "
@@ -139,16 +129,12 @@ COMMAND = Command(
     examples=(
         ("attn-exp bisect good=flash-attn-4==4.0.0b3 bad=flash-attn-4==4.0.0b36 backend=fa4", "from the index"),
         ("attn-exp bisect good=mine==1.0 bad=mine==1.9 wheels=dist backend._target_=mine.Attention", "from wheels"),
-        ("attn-exp bisect good=v1.2 bad=main repo=. backend._target_=mine.Attention pass=backward", "commits"),
     ),
     options=(
-        Option(name="good", value="END", help="the fast end: NAME==VERSION, or a revision with repo="),
+        Option(name="good", value="END", help="the fast end: NAME==VERSION"),
         Option(name="bad", value="END", help="the slow end"),
         Option(name="wheels", value="FOLDER", help="take the versions from a folder of wheels",
                default="the index of pip"),
-        Option(name="repo", value="PATH",
-               help="a git checkout whose commits are searched, along first parents"),
-        Option(name="build", value="COMMAND", help="what to run in each commit's worktree before it is measured"),
         Option(name="pass", value="PASS", choices=HALVES, default="forward", help="the pass that got slower"),
         Option(name="margin", value="PERCENT", read=share, default="1%",
                help="the smallest difference of the ends that counts"),

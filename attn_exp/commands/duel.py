@@ -40,7 +40,7 @@ def _one(overrides: Sequence[str], own_choices: Path | None, command: Sequence[s
         line.show("composing the rivals")
         from attn_exp.run.duel import run_duel
 
-        return int(run_duel(rivals, shared, own_choices, command, line) is None)
+        return int(not run_duel(rivals, shared, own_choices, command, line))
 
 
 def rivals_of(arguments: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:

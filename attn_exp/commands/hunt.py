@@ -6,7 +6,6 @@ import secrets
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from attn_exp.commands.options import CONFIG_DIR, Arguments, Command, Option
@@ -82,21 +81,15 @@ def _backends(given: Arguments) -> list[dict[str, Any]]:
 def _hunt(given: Arguments, backend: dict[str, Any], device: str, seed: int, environment: dict[str, str]) -> bool:
     """Search one backend and print what was found; return whether something was."""
     from attn_exp.hunt.example import Question
-    from attn_exp.hunt.report import lines_of, script_of, search
+    from attn_exp.hunt.report import lines_of, search
     from attn_exp.results.duel_command import case_words
 
     question = Question(
         backend=backend, device=device, where=given.get("where"), budget_s=given.get("budget", 60.0), seed=seed
     )
     state = search(question, environment)
-    path = given.get("script")
     words = [] if state.example is None else case_words(state.example.case, "")
-    print("\n".join(lines_of(question, state, words, path)), flush=True)
-    if path and state.example is not None:
-        try:
-            Path(path).write_text(script_of(backend, device, state))
-        except OSError as error:
-            raise UserError(f"script={path} cannot be written: {error.strerror}") from error
+    print("\n".join(lines_of(question, state, words)), flush=True)
     return state.example is not None
 
 
@@ -117,7 +110,7 @@ def _seed(key: str, value: str) -> int:
 
 COMMAND = Command(
     name="hunt",
-    usage="backend=BACKEND [backend.OPTION=VALUE ...] [where=EXPRESSION] [budget=60s] [script=FILE] [seed=N]",
+    usage="backend=BACKEND [backend.OPTION=VALUE ...] [where=EXPRESSION] [budget=60s] [seed=N]",
     about=(
         "Searches for a case that a backend computes wrongly: over shapes, masks, data types, layouts and values, with "
         "Hypothesis. Each result is compared with the float32 reference as a job's is. Prints the smallest case that "
@@ -126,7 +119,7 @@ COMMAND = Command(
     examples=(
         ("attn-exp hunt backend=flash", "a minute, everything that the backend supports"),
         ('attn-exp hunt backend=flex where="head_dim=128 and causal and dtype=bf16" budget=5m', "a part of it"),
-        ("attn-exp hunt backend._target_=my.module.Class script=bug.py", "a class of your own"),
+        ("attn-exp hunt backend._target_=my.module.Class", "a class of your own"),
     ),
     options=(
         Option(name="backend", value="BACKEND", read=names,
@@ -136,7 +129,6 @@ COMMAND = Command(
                "fields are those of a case, and inputs, backward, packed, large"),
         Option(name="budget", value="TIME", read=_seconds, default="60s",
                help="how long each search may take: 60s, 5m; a bug is made smaller in what is left of it"),
-        Option(name="script", value="FILE", help="write a program that computes what was found once more"),
         Option(name="device", value="DEVICE", help="auto, cpu, cuda, or cuda:1 for one GPU of several", default="auto",
                choices=("auto", "cpu", "cuda")),
         Option(name="seed", value="N", read=_seed, default="a new one, which is printed",

@@ -78,7 +78,7 @@ def _replay(folder: Path, place: "MlflowPlace") -> "Replayed":
         refused = refusal(error, "uri")
         if refused is not None:
             raise UserError(f"MLflow at {place.shown} {refused}") from error
-        return Replayed(name=folder.name, kind="sweep", error=error)
+        return Replayed(name=folder.name, error=error)
 
 
 def _sentence(replayed: "Replayed", place: "MlflowPlace") -> str:
@@ -89,8 +89,6 @@ def _sentence(replayed: "Replayed", place: "MlflowPlace") -> str:
             f"{replayed.name}: MLflow at {place.shown} took nothing ({trouble(replayed.error, 'uri')}); "
             "the same command tries again"
         )
-    if replayed.kind == "duel" and not replayed.lacking:
-        return f"{replayed.name}: the duel {'is new' if replayed.new else 'was there'} in MLflow at {place.shown}"
     count = replayed.new + replayed.there + replayed.lacking
     records = f"{count} record{'s' if count != 1 else ''}"
     said = f"{replayed.name}: {records}, {replayed.new} new, {replayed.there} there already"
@@ -113,11 +111,11 @@ COMMAND = Command(
         ("attn-exp log first", "the sweep multirun/first, into mlruns/mlflow.db"),
         ("attn-exp log first second tracker=server", "two sweeps, into the server of tracker=server"),
         ("attn-exp log 'nightly-*' uri=http://host:5000", "those that match, into that server"),
-        ("attn-exp log /data/first duel-2026-03-01_12-00-00-ab12", "folders anywhere; duels too"),
+        ("attn-exp log /data/first", "a folder anywhere"),
     ),
     positional=Positional(
         name="SWEEP",
-        help="a sweep's or a duel's name in folder=, a pattern or a path; several with commas or spaces",
+        help="a sweep's name in folder=, a pattern or a path; several with commas or spaces",
         least=1,
         commas=True,
         example="attn-exp log first",

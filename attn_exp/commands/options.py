@@ -1,13 +1,12 @@
-"""Options: how a command declares its arguments, how they are parsed (by argparse), and what its `--help` prints."""
+"""Options: how a command declares its arguments, how they are parsed, and what its `--help` prints."""
 
-import argparse
 import re
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from attn_exp.core.errors import UserError, nearest, no_config_dir, no_dashes
 from attn_exp.core.redaction import redacted
@@ -70,23 +69,6 @@ class Arguments:
         return self.values.get(name, default)
 
 
-class _Once(argparse.Action):
-    """Keep an option's text; refuse a second one."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        if hasattr(namespace, self.dest):
-            raise UserError(f"{self.dest} is given twice: give it once")
-        setattr(namespace, self.dest, values)
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        missing = re.search(r"argument (?:-\w+/)?--([\w-]+).*expected one argument", message)
-        if missing:
-            raise UserError(f"{missing[1]}= needs a value: write {missing[1]}=VALUE")
-        raise UserError(message)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Command:
     """A command: its arguments, its help, and the function that does it.
@@ -123,21 +105,35 @@ class Command:
         Raises:
             UserError: an option that does not exist, a value that cannot be meant, too many or too few words.
         """
-        prepared = _Prepared(self)
-        for word in arguments:
-            prepared.take(word)
-        parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS, usage="")
-        for option in self.options:
-            short = (option.short,) if option.short else ()
-            # A flag without a value is empty text, which its reader explains.
-            more: dict[str, Any] = {"nargs": "?", "const": ""} if option.flag else {}
-            parser.add_argument(*short, f"--{option.name}", dest=option.name, action=_Once, **more)
-        overrides = prepared.overrides
-        namespace, rest = parser.parse_known_args(prepared.words)
-        typed: dict[str, str] = vars(namespace)
-        words = [word for word in rest if not word.startswith("-")]
-        self._check_words(words, [word for word in rest if word.startswith("-")])
         options = {option.name: option for option in self.options}
+        short = {option.short: option.name for option in self.options if option.short}
+        typed: dict[str, str] = {}
+        words: list[str] = []
+        overrides: list[str] = []
+        following = iter(arguments)
+        for word in following:
+            match, dashes = _KEY.fullmatch(word.removeprefix("--")), word.startswith("-")
+            key = short.get(word) or (match[1] if match else word.removeprefix("--")).replace("-", "_")
+            if key in options and match is None and key not in self.bare and options[key].value == "true":
+                raise UserError(f"'{word}' has no value: write {key}=true")
+            if key in options and match is None and key not in self.bare and not dashes:
+                words.append(word)  # it is only spelt as an option's name
+            elif key in options:
+                if key in typed:
+                    raise UserError(f"{key} is given twice: give it once")
+                value = match[2] if match else "true" if key in self.bare else next(following, "")
+                if not (value or match or options[key].flag):
+                    raise UserError(f"{key}= needs a value: write {key}=VALUE")
+                typed[key] = value
+            elif dashes or (match is not None and not self.overrides):
+                self.check_dashes(word)
+                what = f"{match[1]}=" if match else word
+                raise UserError(f"there is no option '{what}': {self.near(key)}")
+            elif match is not None or (self.overrides and _OVERRIDE.fullmatch(word)):
+                overrides.append(word)
+            else:
+                words.append(word)
+        self._check_words(words)
         values = {name: options[name].read(name, value) for name, value in typed.items()}
         written = [
             part
@@ -155,10 +151,7 @@ class Command:
             command=(*words, *overrides, *written),
         )
 
-    def _check_words(self, words: Sequence[str], flags: Sequence[str]) -> None:
-        for flag in flags:
-            self.check_dashes(flag)
-            raise UserError(f"there is no option '{flag.partition('=')[0]}': {self.near(flag)}")
+    def _check_words(self, words: Sequence[str]) -> None:
         place = self.positional
         if place is None:
             if words and self.overrides:
@@ -200,56 +193,6 @@ class Command:
         parts.append("options:\n" + _columns([*rows, ("--help", "print this and exit")]))
         parts.append("exit codes:\n" + _columns([tuple(line.split(" ", 1)) for line in self.exits]))  # type: ignore[misc]
         return "\n\n".join(parts)
-
-
-class _Prepared:
-    """Words as argparse takes them: `key=value` becomes `--key=value`."""
-
-    def __init__(self, command: Command) -> None:
-        self.command = command
-        self.options = {option.name: option for option in command.options}
-        self.words: list[str] = []
-        self.overrides: list[str] = []
-        self._truth = False
-        # Flags that may be one letter: -m.
-        self._long = {one.short: f"--{one.name}" for one in command.options if one.short and one.name in command.bare}
-
-    def take(self, word: str) -> None:
-        """Take the next word of the command line."""
-        word = self._long.get(word, word)
-        match = _KEY.fullmatch(word.removeprefix("--"))
-        dashes = word.startswith("--")
-        bare = word.removeprefix("--").replace("-", "_")
-        if self._truth and word in ("true", "false"):
-            self.words[-1] = f"{self.words[-1].partition('=')[0]}={word}"
-            self._truth = False
-            return
-        self._truth = False
-        if match is not None:
-            self._pair(word, match[1], match[2], dashes=dashes)
-        elif bare in self.command.bare and (dashes or bare == word):
-            self._truth = dashes
-            self.words.append(f"--{bare}=true")
-        elif bare in self.options and self.options[bare].value == "true" and (dashes or bare == word):
-            raise UserError(f"'{word}' has no value: write {bare}=true")
-        elif dashes and bare in self.options:
-            self.words.append(f"--{bare}")
-        elif self.command.overrides and _OVERRIDE.fullmatch(word):
-            self.overrides.append(word)
-        else:
-            self.words.append(word)
-
-    def _pair(self, word: str, name: str, value: str, *, dashes: bool) -> None:
-        key = name.replace("-", "_")
-        if key in self.options and (dashes or not self.options[key].flag):
-            self.words.append(f"--{key}={value}")
-        elif name in self.options:
-            self.words.append(f"--{name}={value}")
-        elif dashes or not self.command.overrides:
-            self.command.check_dashes(word)
-            raise UserError(f"there is no option '{name}=': {self.command.near(name)}")
-        else:
-            self.overrides.append(word)
 
 
 def _examples(examples: Sequence[tuple[str, str]]) -> str:

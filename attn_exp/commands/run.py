@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attn_exp.config.overrides import no_gpu, overridden, repeated
-from attn_exp.core.errors import UserError, brief
+from attn_exp.config.overrides import no_gpu, overridden
+from attn_exp.core.errors import UserError
 from attn_exp.core.live_line import LiveLine
 from attn_exp.core.redaction import redacted
-from attn_exp.core.text import printable
 from attn_exp.core.versions import __version__
 from attn_exp.run.worker import Worker
 
@@ -35,18 +34,10 @@ def main(arguments: Sequence[str]) -> int:
     if "--version" in arguments:
         print(f"attn_exp {__version__}")
         return 0
-    # Before hours are measured with the wrong one.
-    for hint in repeated(arguments):
-        _tell(hint)
     try:
         return _run(arguments)
     except KeyboardInterrupt:
         return 130
-
-
-def _tell(hint: str) -> None:
-    """Print a hint, which repeats what was typed: passwords in URIs, endless words and line breaks, too."""
-    print(printable(brief(redacted(hint))), file=sys.stderr, flush=True)
 
 
 def _run(arguments: list[str]) -> int:
@@ -62,12 +53,8 @@ def _run(arguments: list[str]) -> int:
 def run_sweep(arguments: list[str], each: "Callable[[Record, Path], None]") -> "Path | None":
     """Run a sweep for a Python program, and return its folder; None if there is none, as in a dry run.
 
-    Args:
-        arguments: the words of the command line.
-        each: called with the record of each job that has ended, and the job's folder.
-
-    Raises:
-        UserError: a mistake in the arguments; on the command line its message is the last line.
+    `each` is called with the record of each job that has ended, and the job's folder. Raises UserError, whose message
+    is the last line on the command line.
     """
     from attn_exp.config.compose import new_sweep_name
     from attn_exp.config.hydra_main import hydra_main
@@ -88,7 +75,7 @@ def run_sweep(arguments: list[str], each: "Callable[[Record, Path], None]") -> "
 def _session(arguments: list[str], each: "Callable[[Record, Path], None] | None" = None) -> "Iterator[Session]":
     """Yield the session of a run, which ends with the block. With `each`, results are not printed."""
     worker = Worker(reuse=True, timeout_s=None)
-    if not overridden(arguments, *_NO_JOBS, "dry_run", "rival", *_WORKER_KEYS):
+    if not overridden(arguments, *_NO_JOBS, "dry_run", *_WORKER_KEYS):
         start_ahead(worker)
     if not overridden(arguments, *_NO_JOBS, "device", "quiet") and no_gpu(arguments):
         print("No GPU found: measuring the CPU", file=sys.stderr, flush=True)

@@ -17,11 +17,10 @@ def run(given: Arguments) -> int:
     experiment = given.get("mlflow_experiment", os.environ.get("MLFLOW_EXPERIMENT_NAME", "attn_exp"))
     uri = checked(given.get("uri", os.environ.get("MLFLOW_TRACKING_URI", DEFAULT_STORE)), host, number)
     found = pages(uri, experiment, given.words[0] if given.words else None)
-    browser = given.get("browser", "true") == "true"
     if is_server(uri):
-        show(redacted(uri), found, browser=browser)
+        show(redacted(uri), found)
         return 0
-    return serve(uri, found, host=host, port=number, browser=browser)
+    return serve(uri, found, host=host, port=number)
 
 
 COMMAND = Command(
@@ -31,8 +30,7 @@ COMMAND = Command(
         "Starts the MLflow UI on this project's database, which plain `mlflow ui` would not find; a tracking server "
         "runs already. Prints the "
         "address of a list that has each sweep with its answer, and its jobs under it (click its +); or of one sweep's "
-        "charts, in its backends' colours, and of its own page, which begins with its answer. On a machine with a "
-        "screen it opens the first address in the browser. Ctrl-C ends it."
+        "charts, in its backends' colours, and of its own page, which begins with its answer. Ctrl-C ends it."
     ),
     examples=(
         ("attn-exp ui", "all sweeps in mlruns/mlflow.db"),
@@ -46,7 +44,6 @@ COMMAND = Command(
         Option(name="uri", value="URI", help="the database or the tracking server to show", default=DEFAULT_STORE),
         Option(name="port", value="N", help="the port to listen on", read=port, default="5000"),
         Option(name="host", value="ADDRESS", help="the address to listen on", default="127.0.0.1, not the network"),
-        Option(name="browser", value="false", help="open no browser", default="true", choices=("true", "false")),
         MLFLOW_EXPERIMENT,
     ),
     exits=("0 ended by Ctrl-C", "1 MLflow's server did not run", "2 invalid command line"),

@@ -48,7 +48,7 @@ def sorted_rows(comparison: Comparison, word: str) -> Comparison:
     if name in own:
         get = own[name]
     else:
-        of_cell = getter(name, fields([row.cell for row in rows]) | dict.fromkeys(own, _nothing), "sort=")
+        of_cell = getter(name, fields([row.cell for row in rows]) | dict.fromkeys(own, lambda cell: None), "sort=")
 
         def get(row: Any) -> Any:
             return of_cell(row.cell)
@@ -57,10 +57,6 @@ def sorted_rows(comparison: Comparison, word: str) -> Comparison:
     missing = [row for row in rows if get(row) is None]
     changed: Any = {"rows": (*sorted(present, key=lambda row: sortable(get(row)), reverse=down), *missing)}
     return replace(comparison, **changed)
-
-
-def _nothing(cell: Any) -> None:
-    return None
 
 
 def compare_read(choice: Choice, sweeps: Sequence[Sweep], against: Sequence[Sweep] = ()) -> Comparison:
@@ -76,9 +72,8 @@ def compare_read(choice: Choice, sweeps: Sequence[Sweep], against: Sequence[Swee
     together = labelled([*against, *sweeps], pairs=bool(against) or choice.history)
     results = results_of(together)
     if not results:
-        raise UserError(
-            f"{', '.join(sweep.name for sweep in together)} has no record that can be read: see {_first(together)}"
-        )
+        see = next((sentence for sweep in together for sentence in sweep.broken), "its folder")
+        raise UserError(f"{', '.join(sweep.name for sweep in together)} has no record that can be read: see {see}")
     metric = metric_of(choice.metric, results)
     spreads = spreads_for(results, choice.spread)
     pairs = bool(against) and not choice.history
@@ -178,7 +173,13 @@ def labelled(sweeps: Sequence[Sweep], *, pairs: bool = False) -> list[Sweep]:
         name = sweep.name if counts[sweep.name] == 1 else sweep.place
         results = [next(renamed) for _ in sweep.results]
         # Rows of two sweeps belong to two sessions: the name distinguishes them even if a folder was renamed.
-        labelled.append(replace(sweep, name=name, results=tuple(_in_sweep(result, name) for result in results)))
+        labelled.append(
+            replace(
+                sweep,
+                name=name,
+                results=tuple(one if one.sweep == name else replace(one, sweep=name) for one in results),
+            )
+        )
     return labelled
 
 
@@ -192,10 +193,6 @@ def spreads_for(results: Iterable[Result], fixed: float | None) -> Spreads:
     environments = {id(result.environment): result.environment for result in results}.values()
     devices = {device_key(dict(environment)) for environment in environments}
     return Spreads({device: margin_for(device) for device in sorted(devices)}, fixed)
-
-
-def _in_sweep(result: Result, name: str) -> Result:
-    return result if result.sweep == name else replace(result, sweep=name)
 
 
 def _filtered(cells: Sequence[list[Cell]], where: str | None, *, pairs: bool) -> list[list[Cell]]:
@@ -227,7 +224,3 @@ def _basis(spreads: Spreads, results: Sequence[Result]) -> list[str]:
 def homes(sweeps: Sequence[Sweep]) -> list[Path]:
     """Return the folders that sweeps lie in, where their duels are, too; none of sweeps from MLflow."""
     return distinct(path.parent for path in (Path(one.place).resolve() for one in sweeps) if path.is_dir())
-
-
-def _first(sweeps: Sequence[Sweep]) -> str:
-    return next((sentence for sweep in sweeps for sentence in sweep.broken), "its folder")

@@ -19,21 +19,17 @@ _METRICS = {"tflops": "tflops", "us": "time_us", "gb/s": "gb_per_s"}
 
 
 def answer_table(rows: Sequence[Ranking], metric: ChosenMetric, show: str = "auto") -> Sheet:
-    """Return the table of ranked rows.
+    """Return the table of the ranked rows of all cases and passes.
 
     Backends stand in the order of their mean speed, so that a narrow table omits the slowest. A row without a value has
-    its status.
-
-    Args:
-        rows: the rows of all cases and passes.
-        metric: the metric that they are ranked by.
-        show: the form in which a time is shown: `tflops`, `us` or `gb/s`; `auto` takes GB/s for decoding and
-            microseconds on a CPU.
+    its status. For times, `show=auto` takes GB/s for decoding and microseconds on a CPU.
     """
     name = _shown(rows, show) if metric.name in _METRICS.values() else metric.name
     labels, groups = _by_speed(rows, metric), by_group(rows)
     # Timer and device have columns of their own.
-    ways = [way for way in WAYS if way not in ("timer", "device") and _varies(way, groups)]
+    ways = [
+        way for way in WAYS if way not in ("timer", "device") and len({WAYS[way](_told(one)) for one in groups}) > 1
+    ]
     columns = (
         *case_part([row.cell for row in rows]),
         *(Column(way, way) for way in ways),
@@ -53,10 +49,6 @@ def answer_table(rows: Sequence[Ranking], metric: ChosenMetric, show: str = "aut
     if any_won:
         title += f"; {MARK} {'fastest' if metric.kind.follows_clock else 'best'}, or too close to it to call"
     return Sheet("answer", title, columns, tuple(lines))
-
-
-def _varies(way: str, groups: Sequence[Sequence[Ranking]]) -> bool:
-    return len({WAYS[way](_told(group)) for group in groups}) > 1
 
 
 def _told(group: Sequence[Ranking]) -> Result:

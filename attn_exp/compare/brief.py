@@ -28,12 +28,6 @@ def shared_in_brief(rivals: Rivals) -> str:
     return f"All cases: {shared}." if shared else ""
 
 
-def code(text: str) -> str:
-    """Return text as a block of Markdown that shows it literally."""
-    inside = "\n".join(printable(line).replace("```", "` ` `") for line in text.splitlines())
-    return f"```\n{inside}\n```"
-
-
 def inline_code(text: str) -> str:
     """Return a line as Markdown that shows it literally, in several lines where a block would be cut off."""
     line = printable(text)

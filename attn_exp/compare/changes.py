@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from attn_exp.compare.comparison import Comparison, case_order, summarize_sweep
-from attn_exp.compare.environment import Difference, Session, differences, session
+from attn_exp.compare.environment import Session, differences, session
 from attn_exp.compare.join import Pair, joined, nothing_in_common
 from attn_exp.compare.page_parts import case_part, case_values
 from attn_exp.compare.ratio import Spreads, gain, uncertainty
@@ -65,11 +65,6 @@ class Change:
             return None
         names = [cell.result.longest_kernel(cell.direction) for cell in (self.old, self.new)]
         return (names[0], names[1]) if names[0] and names[1] and names[0] != names[1] else None
-
-
-def refused_notes(unlike: Sequence[Difference]) -> list[str]:
-    """Return a note for each difference that was accepted by anyway=true."""
-    return [f"compared nevertheless (anyway=true): {one}, in {one.cells} cells" for one in unlike]
 
 
 def session_notes(rows: Sequence[Change], metric: ChosenMetric) -> list[str]:
@@ -132,7 +127,8 @@ class Changes(Comparison):
         return [
             row
             for row in self.rows
-            if row.verdict == "lost" or (row.verdict == "slower" and _worse_by(row, self.metric) >= threshold)
+            if row.verdict == "lost"
+            or (row.verdict == "slower" and row.change is not None and _slower(row.change, self.metric) >= threshold)
         ]
 
     def undecided(self, threshold: float) -> list[Change]:
@@ -242,7 +238,7 @@ def compare_sweeps(
         differences=unequal,
         notes=(
             *notes,
-            *refused_notes(unlike),
+            *(f"compared nevertheless (anyway=true): {one}, in {one.cells} cells" for one in unlike),
             *session_notes(rows, metric),
             *kernel_notes(rows),
         ),
@@ -344,18 +340,14 @@ def _judged(rows: Sequence[Change], metric: ChosenMetric, margin: float) -> list
     return judged
 
 
-def _worse_by(row: Change, metric: ChosenMetric) -> float:
-    """Return the new cell's additional time as a share of the old one, also if the metric is a rate."""
-    return 0.0 if row.change is None else _slower(row.change, metric)
-
-
 def _worst(row: Change, metric: ChosenMetric) -> float:
-    """Return the upper bound of that; infinite without an interval."""
+    """Return the upper bound of the new cell's additional time; infinite without an interval."""
     bound = row.low if metric.kind.higher_is_better else row.high
     return math.inf if bound is None else _slower(bound, metric)
 
 
 def _slower(change: float, metric: ChosenMetric) -> float:
+    """Return the new cell's additional time as a share of the old one, also if the metric is a rate."""
     if not metric.kind.higher_is_better:
         return change
     return 1 / (1 + change) - 1 if change > -1 else math.inf

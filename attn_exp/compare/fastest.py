@@ -171,12 +171,8 @@ def answer_of(
 ) -> Answer:
     """Return who is fastest in each case and pass of ranked rows.
 
-    Args:
-        rows: the rows of all cases and passes.
-        metric: the metric that they are ranked by.
-        spreads: the differences of equal rows.
-        ties: the duels that decide what is too close to call, first where most is at stake.
-        settle_all: the command that runs all of them; empty if it is unknown.
+    `ties` are the duels that decide what is too close to call, first where most is at stake, and `settle_all` is the
+    command that runs all of them; empty if it is unknown.
     """
     groups = [(tuple(group), winners(group, metric)) for group in by_group(rows)]
     won = tuple(Winners(group, tuple(best), is_tie(best)) for group, best in groups if best)

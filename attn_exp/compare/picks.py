@@ -9,7 +9,6 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from attn_exp.compare.answer import chosen, homes, labelled, results_of, spreads_for
 from attn_exp.compare.ranking import Ranking, by_group, is_tie, winners
@@ -42,13 +41,9 @@ class Picked:
 def pick(
     sweeps: Sequence[Sweep], *, backends: Sequence[str] = (), where: str | None = None, made_by: str = ""
 ) -> Picked:
-    """Return the dispatch table of sweeps.
+    """Return the dispatch table of sweeps, which were read from folders.
 
-    Args:
-        sweeps: read from folders; the hashes of their records enter the table.
-        backends: the names that may be picked; empty for all that a model can call.
-        where: an expression that selects rows, as that of a comparison.
-        made_by: the command, for the table.
+    Only the named `backends` may be picked; without names all that a model can call.
 
     Raises:
         UserError: nothing can be picked, or records are of several environments.
@@ -58,7 +53,8 @@ def pick(
     together = labelled([replace(sweep, results=kept) for sweep, kept in zip(sweeps, may, strict=True)])
     results = results_of(together)
     if where and results:
-        results = distinct_results(chosen(cells_of(results, ChosenMetric()), where))
+        cells = chosen(cells_of(results, ChosenMetric()), where)
+        results = list({id(cell.result): cell.result for cell in cells}.values())
     notes = [f"{count} records are not in the table: {why}" for why, count in left_out.most_common()]
     known = sorted({str(one.backend["name"]) for one in results_of(sweeps)})
     for name in backends:
@@ -88,16 +84,11 @@ def pick(
     table = DispatchTable(
         made_by=made_by,
         fingerprint=fingerprint,
-        backends={one.label: _config(one) for one in behind},
+        backends={one.label: {key: value for key, value in one.backend.items() if key != "about"} for one in behind},
         rates=_rates(behind),
         buckets=tuple(buckets),
     )
     return Picked(table, tuple(notes))
-
-
-def distinct_results(cells: Iterable[Cell]) -> list[Result]:
-    """Return the results of cells, each once."""
-    return list({id(cell.result): cell.result for cell in cells}.values())
 
 
 def _may(result: Result, backends: Sequence[str], left_out: Counter[str]) -> bool:
@@ -162,7 +153,7 @@ def _bucket(mode: Mode, group: Sequence[Ranking], metric: ChosenMetric, spreads:
         return None
     won = winners(group, metric) or valued
     tied = is_tie(won)
-    best = min(won, key=_upper_bound) if tied else won[0]
+    best = min(won, key=lambda row: (row.cell.value or 0.0) * math.exp(row.cell.half or 0.0)) if tied else won[0]
     return Bucket(
         mode=mode,
         case=normalised(best.cell.result.case),
@@ -173,10 +164,6 @@ def _bucket(mode: Mode, group: Sequence[Ranking], metric: ChosenMetric, spreads:
         halves={row.label: row.cell.half for row in valued if row.cell.half is not None},
         records={row.cell.result.job: _hash(row.cell.result) for row in valued},
     )
-
-
-def _upper_bound(row: Ranking) -> float:
-    return (row.cell.value or 0.0) * math.exp(row.cell.half or 0.0)
 
 
 def _margin(
@@ -210,10 +197,6 @@ def _hash(result: Result) -> str:
         return hashlib.sha256(read_whole(result.path)).hexdigest()
     except OSError as error:
         raise UserError(f"{result.path} cannot be read any more ({error.strerror}): give the sweep's folder") from error
-
-
-def _config(result: Result) -> dict[str, Any]:
-    return {name: value for name, value in result.backend.items() if name != "about"}
 
 
 def _fingerprint(results: Sequence[Result]) -> dict[str, str]:

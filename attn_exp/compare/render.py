@@ -1,4 +1,4 @@
-"""Render a page as text for a terminal, Markdown, CSV, JSON, LaTeX or HTML, with the same numbers in all."""
+"""Render a page as text for a terminal, Markdown, CSV, JSON or HTML, with the same numbers in all."""
 
 import csv
 import io
@@ -48,7 +48,7 @@ def table(page: Page, *, width: int = WIDTH, colour: bool = False, limit: int | 
     parts += [_wrapped((own.remains, own.command), width), _wrapped(page.lines, width)]
     for sheet in page.sheets:
         title = [sheet.title] if sheet.title else []
-        if _of_commands(sheet):
+        if commands_of(sheet) is not None:
             parts.append("\n".join([*title, *_commands(sheet)]))
         else:
             parts.append("\n".join([*title, _grid(sheet, width, colour, limit)]))
@@ -66,7 +66,7 @@ def markdown(page: Page, *, limit: int | None = None) -> str:
     parts.append(_hard_lines(page.lines))
     for sheet in page.sheets:
         title = [f"**{markdown_text(sheet.title)}**", ""] if sheet.title else []
-        if _of_commands(sheet):
+        if commands_of(sheet) is not None:
             parts.append("\n".join([*title, "```bash", *_commands(sheet), "```"]))
             continue
         rows = sheet.texts(limit if sheet is page.sheets[0] else None)
@@ -115,23 +115,6 @@ def json_text(page: Page, *, limit: int | None = None) -> str:
     return msgspec.json.format(msgspec.json.encode(whole), indent=1).decode()
 
 
-def latex(page: Page, *, limit: int | None = None) -> str:
-    """Render each sheet as a booktabs tabular for a paper, and the rest as comments."""
-    own = page.headline
-    parts = ["\n".join(f"% {line}" for line in (*own.answer, *page.lines) if line)]
-    for sheet in (*([own.table] if own.table is not None else ()), *page.sheets):
-        title = [f"% {sheet.title}"] if sheet.title else []
-        if _of_commands(sheet):
-            parts.append("\n".join([*title, *(f"% {line}" for line in _commands(sheet))]))
-            continue
-        rows = sheet.texts(limit if sheet is page.sheets[0] else None)
-        parts.append(
-            "\n".join([*title, grid(rows, _filled(rows, _heads(sheet)), "latex_booktabs"), *_more(sheet, rows, "% ")])
-        )
-    parts.append("\n".join(f"% {note}" for note in page.notes))
-    return "\n\n".join(part for part in parts if part)
-
-
 def format_of(form: str | None, file: str | None) -> str:
     """Return the requested format, else that of the file's ending, else `table`.
 
@@ -166,7 +149,7 @@ def text_of(
         return markdown(page, limit=limit)
     if form == "html":
         return html(page, pictures, limit=limit)
-    return latex(page, limit=limit) if form == "latex" else table(page, width=width, colour=colour, limit=limit)
+    return table(page, width=width, colour=colour, limit=limit)
 
 
 def _grid(sheet: Sheet, width: int, colour: bool, limit: int | None) -> str:
@@ -177,15 +160,14 @@ def _grid(sheet: Sheet, width: int, colour: bool, limit: int | None) -> str:
     if colour and sheet.tones:
         # The lines are laid out without colours, which have no width.
         head = len(lines) - len(rows)
-        lines[head:] = [_coloured(line, tone) for line, tone in zip(lines[head:], sheet.tones, strict=False)]
+        lines[head:] = [
+            f"\x1b[{_COLOURS[tone]}m{line}\x1b[0m" if tone in _COLOURS else line
+            for line, tone in zip(lines[head:], sheet.tones, strict=False)
+        ]
     lines += _more(sheet, rows)
     if left_out:
         lines.append(filled(f"omitted to fit the width: {', '.join(left_out)}", width))
     return "\n".join(lines)
-
-
-def _coloured(line: str, tone: Tone) -> str:
-    return f"\x1b[{_COLOURS[tone]}m{line}\x1b[0m" if tone in _COLOURS else line
 
 
 def _heads(sheet: Sheet) -> list[str]:
@@ -199,10 +181,6 @@ def _filled(rows: Sequence[dict[str, str]], heads: Sequence[str]) -> list[str]:
 def _more(sheet: Sheet, rows: Sequence[object], prefix: str = "") -> list[str]:
     rest = len(sheet.rows) - len(rows)
     return [f"{prefix}... and {rest} more rows: rows=all shows them"] if rest else []
-
-
-def _of_commands(sheet: Sheet) -> bool:
-    return commands_of(sheet) is not None
 
 
 def _commands(sheet: Sheet) -> list[str]:

@@ -141,7 +141,7 @@ class Rivals(Comparison):
             Column("interval", "95 %", joined=interval("gain_low", "gain_high", instead=None), spare=2),
             Column("best", ""),
             # A narrow table omits intervals, but not why there is no value.
-            Column("place", "best", joined=_best_or_status),
+            Column("place", "best", joined=lambda row: str(row["best"] if row["status"] == "ok" else row["status"])),
             Column("same_kernel", "same kernel", spare=4),
             Column("flags", ""),
             Column("second_opinions", ""),
@@ -173,11 +173,6 @@ class Rivals(Comparison):
         ]
         tones: list[Tone] = ["bad" if row.cell.value is None else "best" if row.best else "" for row in self.rows]
         return Sheet("rows", "", columns, tuple(rows), tuple(tones))
-
-
-def _best_or_status(values: dict[str, Any]) -> str:
-    """Return the mark of a row that is among the best, or the status of one without a result."""
-    return str(values["best"] if values["status"] == "ok" else values["status"])
 
 
 def compare_rivals(

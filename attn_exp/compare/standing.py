@@ -83,7 +83,9 @@ def standings(rivals: Rivals) -> Standings:
     for place, job in enumerate(_listed(rivals.rows), 1):
         of_jobs[job][LIST_PLACE] = float(place)
     with_metrics = {job: own for job, own in of_jobs.items() if own}
-    return Standings(baseline, with_metrics, tuple(_ordered(backends)), said)
+    # Forward before backward, the fastest first; means over fewer cases stand below the others.
+    backends.sort(key=lambda one: (one.direction != "forward", one.direction, -one.n, -(one.speedup or 0.0), one.label))
+    return Standings(baseline, with_metrics, tuple(backends), said)
 
 
 def _baseline(rows: Sequence[Ranking]) -> str:
@@ -137,11 +139,3 @@ def _rank(row: Ranking, group: Sequence[Ranking], rivals: Rivals) -> float | Non
     own = min(rank(other.cell, rivals.metric) for other in valued if other is row or other.label in row.same)
     better = (other.best or rank(other.cell, rivals.metric) < own for other in valued if other.label not in row.same)
     return 1.0 + sum(better)
-
-
-def _ordered(backends: Sequence[Standing]) -> list[Standing]:
-    """Return forward passes before backward ones, the fastest first; means over fewer cases stand below the others."""
-    return sorted(
-        backends,
-        key=lambda one: (one.direction != "forward", one.direction, -one.n, -(one.speedup or 0.0), one.label),
-    )

@@ -43,12 +43,14 @@ def html(
 ) -> str:
     """Return the report, with at most `limit` rows of the first sheet."""
     first, *others = page.sheets
-    headline = page.headline
+    headline, table = page.headline, page.headline.table
+    if table is not None:
+        table = replace(table, title=table.title.replace(f"{MARK} ", "bold: "))
     script = _asset("report.js")
     return template("attn_exp.compare", "report.html.jinja").render(
         title=f"{', '.join(str(one['name']) for one in page.about['sweeps'])}: {_KINDS[page.about['kind']]}",
         headline=headline,
-        table=_answer(headline.table, limit) if headline.table is not None else None,
+        table=_section("answer", table, limit) if table is not None else None,
         lines=[line for line in page.lines if line],
         made_by=page.made_by,
         notes=[note for note in page.notes if note not in page.detailed],
@@ -94,10 +96,6 @@ def _section(anchor: str, sheet: Sheet, limit: int | None = None) -> _Section:
         rows=list(zip(tones, cells, strict=False)),
         left_out=len(sheet.rows) - len(rows),
     )
-
-
-def _answer(table: Sheet, limit: int | None) -> _Section:
-    return _section("answer", replace(table, title=table.title.replace(f"{MARK} ", "bold: ")), limit)
 
 
 def _kind(column: Column, texts: Sequence[str]) -> str:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from attn_exp.core.conf import choice, conf_folder, read_yaml
-from attn_exp.core.errors import UserError, check_name, first_line, nearest, no_config_dir
+from attn_exp.core.conf import conf_folder, read_yaml
+from attn_exp.core.errors import UserError, first_line, nearest
 
 # Letters of a library's message that no sentence of ours explains.
 _LONGEST = 300
@@ -21,66 +21,31 @@ _COMPOSING = ("attn_exp.config.hydra_main", "attn_exp.config.compose", "attn_exp
 def explain_error(error: Exception, culprit: Callable[[], str]) -> str:
     """Return one sentence that says what is wrong and what to type instead.
 
-    Args:
-        error: a UserError, or an error of Hydra's or OmegaConf's, or one that they raise within.
-        culprit: returns which overrides could not be composed, where the error does not say.
+    `culprit` returns which overrides could not be composed, where the error does not say.
     """
     if isinstance(error, UserError):
         return str(error)
     # Not at the top: `--help` of most commands needs no Hydra.
     from hydra.errors import HydraException, OverrideParseException
     from omegaconf.errors import OmegaConfBaseException
+    from yaml import MarkedYAMLError
 
-    if (unreadable := _unreadable(error)) is not None:
-        return unreadable
+    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"{mark.name}, line {mark.line + 1}, is no YAML: {error.problem or error.context}"
     text = f"{error}" if error.args and str(error) else f"{error.__cause__ or ''}"
-    known = isinstance(error, HydraException | OmegaConfBaseException) or text.startswith("Config group override")
-    if not known:
+    if not isinstance(error, HydraException | OmegaConfBaseException):
         what = f"{type(error).__name__}: {first_line(error)}" if text else type(error).__name__
         return f"Hydra cannot compose {culprit()} ({what}): python -m attn_exp --cfg job shows what there is"
     if isinstance(error, OverrideParseException):
         # `_sweep` explains the rest of its message.
         text = f"Error parsing override '{error.override}'\n{text}"
-    if text.startswith("Config group override"):
-        return _no_choice(culprit())
-    for explain in (
-        _merging,
-        _no_folder,
-        _unknown_option,
-        _existing_key,
-        _unknown_key,
-        _several_values,
-        _sweep,
-        _grammar,
-    ):
-        sentence = explain(text)
-        if sentence:
+    if word := _with_several_values(text):
+        return f"several values need -m (--multirun): python -m attn_exp -m {word}"
+    for explain in (_unknown_option, _unknown_key, _sweep, _grammar):
+        if sentence := explain(text):
             return sentence
     return " ".join(text.split())[:_LONGEST]
-
-
-def _merging(text: str) -> str | None:
-    match = re.match(r"Error merging override (.*)", text)
-    if not match:
-        return None
-    key = match[1].partition("=")[0].lstrip("+~")
-    return f"{match[1]} gives {key} another kind of value than it has: python -m attn_exp --cfg job shows what it has"
-
-
-def _unreadable(error: Exception) -> str | None:
-    """Explain a file of the user's own that is no YAML, is no text, or may not be read."""
-    from yaml import MarkedYAMLError, YAMLError
-
-    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
-        mark = error.problem_mark
-        return f"{mark.name}, line {mark.line + 1}, is no YAML: {error.problem or error.context}"
-    if isinstance(error, YAMLError):
-        return f"a file is no YAML: {' '.join(str(error).split())}"
-    if isinstance(error, UnicodeDecodeError):
-        return "a file of your configuration is no text in UTF-8: save it as UTF-8"
-    if isinstance(error, PermissionError):
-        return f"{error.filename} may not be read: change its permissions, or choose another file"
-    return None
 
 
 def is_of_composing(error: Exception) -> bool:
@@ -106,11 +71,6 @@ def is_of_composing(error: Exception) -> bool:
     return library and ours in _COMPOSING
 
 
-def _no_folder(text: str) -> str | None:
-    match = re.search(r"Additional config directory '([^']*)' not found", text)
-    return no_config_dir(match[1]) if match else None
-
-
 def _unknown_option(text: str) -> str | None:
     """Explain an option that does not exist, and a group that can be chosen only with `+`."""
     # For a list of choices Hydra says that it could not load one, but not which ones exist.
@@ -134,15 +94,6 @@ def _unknown_option(text: str) -> str | None:
     return f"{match[1]} does not exist" if match else None
 
 
-def _no_choice(override: str) -> str:
-    """Explain a group that was given a number or null; `override` is words if it is unknown which one."""
-    group = override.partition("=")[0].lstrip("+~")
-    options = sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
-    if "=" not in override or not options:
-        return "a group takes the name of a choice, for example backend=flash"
-    return f"{override} is no choice: {group} takes the name of a choice, one of {', '.join(options)}"
-
-
 def _unknown_key(text: str) -> str | None:
     match = re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", text)
     if not match:
@@ -152,7 +103,7 @@ def _unknown_key(text: str) -> str | None:
         several = f", or several in brackets: {key}=[NAME,NAME]" if key == "profiler" else f": {key}=NAME"
         return f"{key} takes the name of a choice{several}"
     if key.startswith("profiler."):
-        return _profiler_option(key)
+        return f"there is no key '{key}': options of a profiler come with it, choose profiler={key.split('.')[1]}"
     if key == "launcher":
         return f"there is no key 'launcher': did you mean 'hydra/launcher=...', one of {', '.join(_launchers())}?"
     launcher = key.startswith("hydra.launcher.")
@@ -169,24 +120,6 @@ def _unknown_key(text: str) -> str | None:
     return f"there is no key '{key}': {near or 'the keys are ' + ', '.join(top)}".rstrip(" ?") + ("?" if near else "")
 
 
-def _profiler_option(key: str) -> str:
-    """Explain an option of a profiler that is not chosen: its options exist only if it is."""
-    name = key.split(".")[1]
-    own = sorted(choice("profiler", name).keys() - {"name", "_target_"})
-    options = f"; its options are {', '.join(own)}" if own else ""
-    return f"there is no key '{key}': options of a profiler come with it, choose profiler={name}{options}"
-
-
-def _existing_key(text: str) -> str | None:
-    match = re.search(r"Either remove \+ prefix: '([^']*)'", text)
-    return f"that key is there already: write {match[1]} without the +" if match else None
-
-
-def _several_values(text: str) -> str | None:
-    word = _with_several_values(text)
-    return f"several values need -m (--multirun): python -m attn_exp -m {word}" if word else None
-
-
 def _with_several_values(text: str) -> str | None:
     several = "Ambiguous value for argument" in text or "requires --multirun" in text
     return text.split("'")[1] if several else None
@@ -200,8 +133,6 @@ def explain_error_of_one_case(error: Exception, culprit: Callable[[], str]) -> s
 
 
 def _sweep(text: str) -> str | None:
-    if re.search(r"does not support sweep type|Unexpected type annotation.*Sweep", text, re.DOTALL):
-        return "a sweep takes a list of values or a range: batch=1,8,16 or batch='range(1,9)'"
     if "Input config does not have a `_target_` field" in text:
         return "hydra/launcher=... needs hydra/sweeper=attn_exp, the default: other sweepers run one job after another"
     return None
@@ -218,11 +149,6 @@ def _grammar(text: str) -> str | None:
         return None
     key = re.match(r"[+~]*([A-Za-z_][\w./@-]*)=", match[1])
     value = match[1].partition("=")[2]
-    if key and key[1] == "sweep":
-        try:
-            check_name("sweep", value)
-        except UserError as error:
-            return str(error)
     if key and _QUOTED.search(value):
         return f"the value of {key[1]} cannot be read: letters such as those stand in quotes, {key[1]}='\"{value}\"'"
     if key:

@@ -29,10 +29,6 @@ def resolved_config(config: DictConfig, overrides: Sequence[str] = ()) -> dict[s
 
     If it has values of environment variables, `from_environment` has how those were written, by dotted key.
 
-    Args:
-        config: as Hydra composed it.
-        overrides: the command line that it was composed from; it decides where a file uses an earlier name of a key.
-
     Raises:
         UserError: an interpolation cannot be resolved, or nothing reads a key.
     """
@@ -115,12 +111,7 @@ def prepare_hydra(sweep: str, overrides: Sequence[str] = ()) -> None:
 
 
 def compose_config(overrides: Sequence[str], sweep: str, own: Path | None = None) -> DictConfig:
-    """Return the configuration that `attn-exp run` composes from these overrides.
-
-    Args:
-        overrides: as on the command line.
-        sweep: the sweep's name unless the overrides give one.
-        own: the folder of the user's own choices (`--config-dir`).
+    """Return the configuration that `attn-exp run` composes from these overrides; `own` is `--config-dir`.
 
     Raises:
         UserError: a mistake in the overrides or in a file.
@@ -130,9 +121,11 @@ def compose_config(overrides: Sequence[str], sweep: str, own: Path | None = None
     from attn_exp.config.check import explain_error_of_one_case, is_of_composing
 
     prepare_hydra(sweep, overrides)
+    quoted = str(own or "").replace("'", "\\'")
+    path = [f"hydra.searchpath=['file://{quoted}']"] if quoted else []
     try:
         with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-            return compose("config", [*_search_path(own), *overrides])
+            return compose("config", [*path, *overrides])
     except Exception as error:
         if not is_of_composing(error):
             raise
@@ -150,8 +143,3 @@ def culprit(overrides: Sequence[str]) -> str:
             if f"{override} " in str(mistake):
                 return override
     return "these overrides"
-
-
-def _search_path(own: Path | None) -> list[str]:
-    quoted = "" if own is None else str(own).replace("'", "\\'")
-    return [f"hydra.searchpath=['file://{quoted}']"] if quoted else []

@@ -7,9 +7,7 @@ parser and calls its `Hydra` object, as `hydra._internal.utils._run_hydra` of Hy
 
 import argparse
 import contextlib
-import difflib
 import io
-import logging
 import re
 import textwrap
 from collections.abc import Callable, Sequence
@@ -42,10 +40,7 @@ _PLACES = (
 def hydra_main(arguments: Sequence[str], task: TaskFunction, sweep: str) -> None:
     """Do what the arguments ask for: call `task` once, sweep over it, or print help, a configuration or completions.
 
-    Args:
-        arguments: Hydra's flags and overrides.
-        task: called with each composed configuration; the sweeper gets it too.
-        sweep: the sweep's name unless the arguments have one.
+    `sweep` is the sweep's name unless the arguments have one.
 
     Raises:
         UserError: a mistake in the arguments or in a configuration, in one sentence.
@@ -71,38 +66,20 @@ def hydra_main(arguments: Sequence[str], task: TaskFunction, sweep: str) -> None
 
 def _check_dashes(arguments: Sequence[str]) -> None:
     """Raise UserError for a key of ours that is typed as argparse takes it: `--backend flash`."""
+    flags = re.findall(r"--([a-z][\w-]+)", get_args_parser().format_usage())
     for index, word in enumerate(arguments):
         name, equals, _ = word.removeprefix("--").partition("=")
-        if word.startswith("--") and name.replace("-", "_") in declared_keys() and name not in _flags():
+        if word.startswith("--") and name.replace("-", "_") in declared_keys() and name not in flags:
             following = "".join(arguments[index + 1 : index + 2])
             raise no_dashes(word, "" if equals or following.startswith("-") or "=" in following else following)
 
 
-def _flags() -> list[str]:
-    """Return the names of Hydra's own flags."""
-    return re.findall(r"--([a-z][\w-]+)", get_args_parser().format_usage())
-
-
 def _refuse(message: str) -> NoReturn:
-    _, _, words = message.partition("unrecognized arguments: ")
-    flag = words.split()[0] if words else ""
-    if flag.startswith("-"):
-        near = difflib.get_close_matches(flag.lstrip("-"), _flags(), cutoff=0.7)
-        instead = f"did you mean '--{near[0]}'?" if near else "python -m attn_exp --hydra-help lists them"
-        raise UserError(f"there is no flag {flag}: {instead}")
     raise UserError(f"{message}; flags go before the choices, and python -m attn_exp --hydra-help lists them")
 
 
 def _check(given: argparse.Namespace) -> None:
-    """Raise UserError for flags that exclude each other, and for overrides that make Hydra fail later."""
-    if given.experimental_rerun is not None:
-        raise UserError("--experimental-rerun is not supported: repeat the command with sweep=NAME")
-    if given.resolve and not (given.cfg or given.help):
-        raise UserError("--resolve can only be used with --cfg or --help")
-    if given.package is not None and not given.cfg:
-        raise UserError("--package can only be used with --cfg: python -m attn_exp --cfg job --package NODE")
-    if sum((given.run, given.multirun, given.cfg is not None, given.info is not None, given.shell_completion)) > 1:
-        raise UserError("Only one of --run, --multirun, --cfg, --info and --shell_completion can be specified")
+    """Raise UserError for overrides that make Hydra fail later."""
     for text in given.overrides:
         if text.lstrip("+~").startswith("="):
             # Hydra's grammar accepts this, and an assertion fails later.
@@ -163,12 +140,7 @@ def _do(hydra: Hydra, parser: argparse.ArgumentParser, given: argparse.Namespace
     elif given.shell_completion:
         hydra.shell_completion(config_name=name, overrides=overrides)
     elif given.info:
-        # Hydra logs these pages, and logging would print a traceback for each line that `head` does not read.
-        earlier, logging.raiseExceptions = logging.raiseExceptions, False
-        try:
-            hydra.show_info(given.info, config_name=name, overrides=overrides)
-        finally:
-            logging.raiseExceptions = earlier
+        hydra.show_info(given.info, config_name=name, overrides=overrides)
     else:
         # A stored sweep (+experiment=) may set the mode, and -m overrides it. To ask for it, all is composed once more.
         asks = not given.multirun and _may_set_mode(given)

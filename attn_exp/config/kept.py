@@ -20,19 +20,15 @@ _NOT_KEPT = (
     "quiet",
     "private",
     "gpu_wait_s",
-    "rival",
 )
 # A worker needs the values of these.
 _BY_VALUE = ("backend", "compile", "profiler", "timer")
 
 
 def kept_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a record keeps of a resolved configuration.
+    """Return what a record keeps of a resolved configuration: text from environment variables as `${oc.env:NAME}`.
 
-    Text from environment variables is kept as it was written, `${oc.env:NAME}`.
-
-    Raises:
-        UserError: an option is a secret, or comes from the environment and could not be kept by name.
+    Raises UserError if an option is a secret, or comes from the environment and could not be kept by name.
     """
     kept = {key: value for key, value in config.items() if key not in (*_NOT_KEPT, "from_environment")}
     values = {key: str(value) for key, value in flat(kept).items()}

@@ -21,21 +21,6 @@ def no_gpu(overrides: Sequence[str]) -> bool:
     return not overridden(overrides, "hydra/launcher") and not visible_gpus()
 
 
-def repeated(arguments: Sequence[str]) -> list[str]:
-    """Return a hint for each key that is set twice with different values: Hydra takes the last one and says nothing."""
-    last: dict[str, str] = {}
-    hints: dict[str, str] = {}
-    for argument in arguments:
-        if argument.startswith("-") or "=" not in argument:
-            continue
-        key, value = override_key(argument), argument.partition("=")[2]
-        if last.setdefault(key, value) != value:
-            both = ",".join(dict.fromkeys(f"{last[key]},{value}".split(",")))
-            hints[key] = f"hint: {key} is given twice, and {key}={value} counts; for both: -m {key}={both}"
-        last[key] = value
-    return list(hints.values())
-
-
 @contextlib.contextmanager
 def hydra_aside() -> Iterator[None]:
     """Let Hydra be started inside the block, as in a process that has none yet."""

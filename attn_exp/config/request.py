@@ -20,7 +20,7 @@ from attn_exp.core.catalogue import (
     timer_choice,
     timers,
 )
-from attn_exp.core.conf import choice
+from attn_exp.core.conf import choice, conf_folder, read_yaml
 from attn_exp.core.errors import UserError, check_name, nearest
 from attn_exp.core.host.nvml import GpuInfo
 from attn_exp.core.record.request import Compile, Measuring, Request, backend_label
@@ -43,45 +43,8 @@ _LATER_FIELDS = {
     "latent": False,
     "page_size": None,
 }
-# Every configuration has these groups and keys.
+# Every configuration has these groups, and these keys in them.
 _GROUPS = ("model", "dtype", "inputs", "backend", "timer", "isolation", "tracker", "stopping", "compile")
-_KEYS = (
-    "batch",
-    "q_len",
-    "kv_len",
-    "causal",
-    "align",
-    "passes",
-    "device",
-    "seed",
-    "deterministic",
-    "determinism",
-    "accumulate",
-    "sweep",
-    "folder",
-    "regime",
-    "l2",
-    "window",
-    "prefix",
-    "chunk",
-    "softcap",
-    "sink",
-    "alibi",
-    "bias",
-    "latent",
-    "lengths",
-    "kv_lengths",
-    "page_size",
-    "layout",
-    "workload",
-    "mlp_dim",
-    "caches",
-    "stop_on",
-    "columns",
-    "show",
-    "profiler_timeout_s",
-    "profiler_limit_mb",
-)
 _INSIDE = (("timer", "name"), ("timer", "also"), ("dtype", "name"), ("inputs", "name"))
 # The mistake in a profiler's option, by the type of its default.
 _KINDS = {bool: "neither true nor false", int: "not a whole number from 1 on", list: "not a list: write [...]"}
@@ -105,25 +68,15 @@ def chosen_profilers(config: dict[str, Any]) -> tuple[dict[str, Any], ...]:
     return tuple(sorted(checked, key=lambda options: options["name"] == "inductor"))
 
 
-def size_limit_mb(config: dict[str, Any]) -> float:
-    """Return the size of the largest file that a profiler may leave, in units of 10^6 bytes.
-
-    Raises:
-        UserError: it is not a positive number.
-    """
-    limit = config["profiler_limit_mb"]
-    if isinstance(limit, bool) or not isinstance(limit, (int, float)) or limit <= 0:
-        raise UserError(f"profiler_limit_mb={limit} is not a positive number of megabytes")
-    return float(limit)
-
-
 def _checked(name: str, options: Any) -> dict[str, Any]:
     target = options.get("_target_") if isinstance(options, dict) else None
     if not isinstance(target, str) or not target:
         raise UserError(f"profiler.{name} has no class: choose profiler={name}, or set +profiler.{name}._target_=...")
     if not name.isidentifier() or name in PASSES:
         raise UserError(f"profiler.{name} cannot be the name of a profiler: use letters, digits and '_'")
-    for key, default in _defaults(name, target).items():
+    # The options in the YAML of one of our profilers; none if the profiler or its class is the user's own.
+    ours = choice("profiler", name)
+    for key, default in ours.items() if ours.get("_target_") == target else ():
         value, kind = options.get(key), type(default)
         valid = type(value) is kind and (kind is not int or value > 0)
         if kind in _KINDS and not valid:
@@ -131,18 +84,8 @@ def _checked(name: str, options: Any) -> dict[str, Any]:
     return {**options, "name": name}
 
 
-def _defaults(name: str, target: str) -> dict[str, Any]:
-    """Return the options in the YAML of one of our profilers; none if the profiler or its class is the user's own."""
-    defaults = choice("profiler", name)
-    return defaults if defaults.get("_target_") == target else {}
-
-
 def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
-    """Return the request that a resolved configuration describes.
-
-    Args:
-        config: the configuration without its `hydra` node.
-        gpus: the GPUs that `device=auto` may use.
+    """Return the request that a resolved configuration describes; `device=auto` may use the `gpus`.
 
     Raises:
         UserError: it cannot be measured as typed.
@@ -160,6 +103,11 @@ def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
     _check_options(backend)
     if not isinstance(config["caches"], bool):
         raise UserError(f"caches={config['caches']} is neither true nor false")
+    limit_mb = config["profiler_limit_mb"]
+    if isinstance(limit_mb, bool) or not isinstance(limit_mb, (int, float)) or limit_mb <= 0:
+        raise UserError(f"profiler_limit_mb={limit_mb} is not a positive number of megabytes")
+    unusual = [] if measuring.inputs == NORMAL else [f"inputs {measuring.inputs}"]
+    unusual += ["accumulate"] if measuring.accumulate else []
     source = described(backend["_target_"])
     return Request(
         job=f"{backend['name']}-{_identity(case, backend, measuring, compile_, config['caches'], device, source)}",
@@ -173,15 +121,10 @@ def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
         caches=config["caches"],
         source=source,
         profilers=chosen_profilers(config),
-        profiler_limit_mb=size_limit_mb(config),
-        label=" ".join([backend_label(backend["name"], compile_), case.label(), *_unusual(measuring)]),
+        profiler_limit_mb=float(limit_mb),
+        label=" ".join([backend_label(backend["name"], compile_), case.label(), *unusual]),
         config=kept,
     )
-
-
-def _unusual(measuring: Measuring) -> list[str]:
-    kind = [] if measuring.inputs == NORMAL else [f"inputs {measuring.inputs}"]
-    return [*kind, "accumulate"] if measuring.accumulate else kind
 
 
 def _check_whole(config: dict[str, Any]) -> None:
@@ -189,9 +132,8 @@ def _check_whole(config: dict[str, Any]) -> None:
     for key in _GROUPS:
         if not isinstance(config.get(key), dict):
             raise UserError(f"{key} cannot be removed or replaced by a value: choose {key}=NAME")
-    for key in _KEYS:
-        if key not in config:
-            raise UserError(f"there is no {key}: leave ~{key} out")
+    if missing := read_yaml(conf_folder() / "config.yaml").keys() - {"defaults", "hydra"} - config.keys():
+        raise UserError(f"there is no {min(missing)}: leave ~{min(missing)} out")
     for group, key in _INSIDE:
         if key not in config[group]:
             raise UserError(f"{group} has no {key}: leave ~{group}.{key} out, or add {key} to its YAML")

@@ -46,12 +46,7 @@ class _Over(Exception):
 
 
 class Searching:
-    """A search on one backend: what was tried, and the simplest failure.
-
-    Args:
-        tester: runs examples.
-        show: takes the state whenever it may be of interest.
-    """
+    """A search on one backend: what was tried, and the simplest failure; `show` takes the state as it goes on."""
 
     def __init__(self, tester: Tester, show: Callable[[Search], None]) -> None:
         self._tester = tester

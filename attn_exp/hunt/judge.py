@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
 import torch
 
 from attn_exp.attention.error import inaccuracy
@@ -16,7 +15,7 @@ from attn_exp.attention.inputs import Inputs
 from attn_exp.attention.reference import reference
 from attn_exp.attention.tolerance import measured_tolerances
 from attn_exp.attention.verdict import malformed, verdict
-from attn_exp.backends.base import Backend, load_backend
+from attn_exp.backends.base import Backend
 from attn_exp.core.case.case import Case
 from attn_exp.hunt.example import Example, Outcome
 from attn_exp.timers.call import synchronize
@@ -112,11 +111,6 @@ class Judge:
             if verdict(example.case, own, wants, again, scales).wrong is None:
                 return None
         return found.wrong
-
-
-def computed(backend: dict[str, Any], example: str, device: str) -> Outcome:
-    """Return what comes of an example, given as JSON, for the program that a search writes."""
-    return Judge(load_backend(backend), device).outcome(msgspec.json.decode(example, type=Example))
 
 
 def _malformed(inputs: Inputs, tensors: Mapping[str, torch.Tensor], scales: Mapping[str, float]) -> str | None:

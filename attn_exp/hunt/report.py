@@ -1,4 +1,4 @@
-"""What `attn-exp hunt` shows: it follows the search's process, and prints and writes what that found."""
+"""What `attn-exp hunt` shows: it follows the search's process, and prints what that found."""
 
 import os
 import shlex
@@ -6,7 +6,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 
@@ -14,19 +13,6 @@ from attn_exp.core.errors import UserError, how_it_ended, last_message
 from attn_exp.core.live_line import LiveLine
 from attn_exp.core.text import word
 from attn_exp.hunt.example import Question, Search
-
-_PROGRAM = """\
-\"\"\"{label}. Exits with 1 if the bug is there.\"\"\"
-
-import sys
-
-from attn_exp.hunt.judge import computed
-
-EXAMPLE = {example!r}
-outcome = computed({backend!r}, EXAMPLE, {device!r})
-print(outcome.status, outcome.reason or "")
-sys.exit(outcome.status not in ("ok", "unsupported"))
-"""
 
 
 def search(question: Question, environment: Mapping[str, str]) -> Search:
@@ -68,15 +54,8 @@ def search(question: Question, environment: Mapping[str, str]) -> Search:
     return state
 
 
-def lines_of(question: Question, state: Search, case_words: Sequence[str], script: str | None) -> list[str]:
-    """Return what is printed at the end of a search.
-
-    Args:
-        question: the subject of the search.
-        state: the last state of the search.
-        case_words: the case of the find as overrides.
-        script: the file that the program is written to, if any.
-    """
+def lines_of(question: Question, state: Search, case_words: Sequence[str]) -> list[str]:
+    """Return what is printed at the end of a search; `case_words` are the case of the find as overrides."""
     counted = f"{state.tried} examples in {state.spent_s:.0f} s"
     counted += f", {state.large} of them with offsets above 2^31" if state.large else ""
     left_out = [f"{state.refused} refused by the backend"] * bool(state.refused)
@@ -89,21 +68,13 @@ def lines_of(question: Question, state: Search, case_words: Sequence[str], scrip
     more = [f"inputs={example.inputs}"] * (example.inputs != "normal") + ["passes=[forward]"] * (not example.backward)
     options = [f"++backend.{key}={word(value)}" for key, value in question.backend.items()]
     ends = [*case_words, *more, f"seed={example.seed}", f"device={question.device}"]
-    steps = f"(the search has large steps in {example.large}, a run has not: script=FILE shows it)"
+    steps = f"(the search has large steps in {example.large}, a run has not: the same seed= finds it again)"
     return [
         f"{name}: {what}{outcome.reason}",
         f"found after {state.after_s:.1f} s; the smallest case that shows it: {example.label()}",
         "",
         shlex.join(["attn-exp", "run", *options, *ends]),
         *([steps] if example.large is not None else []),
-        *([f"a program that computes it once more: {script}"] if script else []),
         "",
         f"{counted}; seed={question.seed}",
     ]
-
-
-def script_of(backend: dict[str, Any], device: str, state: Search) -> str:
-    """Return a program that computes what was found once more."""
-    assert state.example is not None
-    text = msgspec.json.encode(state.example).decode()
-    return _PROGRAM.format(label=state.example.label(), example=text, backend=backend, device=device)

@@ -90,13 +90,7 @@ class Space:
 class Examples:
     """Strategies of examples for a backend: small ones, and ones with offsets above 2^31 elements.
 
-    Args:
-        supports: the declared support of the backend.
-        space: the space that `where=` leaves.
-        device: `cpu` or `cuda`.
-
-    Raises:
-        UserError: the backend supports nothing of what `where=` leaves.
+    Raises UserError if the backend supports nothing of what `where=` leaves.
     """
 
     def __init__(self, supports: Supports, space: Space, device: str) -> None:

@@ -36,9 +36,7 @@ class Hello:
 class Tester:
     """A forked process that runs examples, replaced when it dies.
 
-    Args:
-        make: returns, in the forked process, its first words and the function that tries an example.
-        device: `cpu` or `cuda`.
+    There `make` returns its first words and the function that tries an example.
     """
 
     def __init__(self, make: Callable[[], tuple[Hello, Callable[[Example], Outcome]]], device: str) -> None:

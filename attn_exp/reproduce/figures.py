@@ -285,11 +285,6 @@ def runs(figures: Sequence[Figure], more: Sequence[str], sweep: str) -> list[lis
 
     Configurations of one backend, dtype and settings are one run, whose jobs vary in a node `figure` of its own. Each
     configuration has the passes that figures need; the backward needs its forward.
-
-    Args:
-        figures: the figures to measure.
-        more: overrides of the user's own, for all runs.
-        sweep: the sweep's name.
     """
     passes: dict[tuple[str, ...], set[str]] = {}
     for figure in figures:

@@ -80,12 +80,9 @@ class Judged:
 
 
 def verdict_of(ratio: float, half: float | None, reading: float) -> Status:
-    """Return the verdict on our rate over a published one.
+    """Return the verdict on our rate over a published one, that was read with a relative error of `reading`.
 
-    Args:
-        ratio: our rate over theirs.
-        half: the half-width of its logarithm's 95 % interval; None if unknown, which is no interval at all.
-        reading: the relative error with which the figure was read.
+    `half` is the half-width of the ratio's logarithm; None if unknown, which is no interval at all.
     """
     distance = abs(math.log(ratio))
     if half is not None and distance + half <= REPRODUCED + reading:

@@ -19,9 +19,8 @@ _COMMAND = "command.txt"
 def keep_baseline(sweep: Sweep, name: str, home: Path, *, replace: bool = False) -> Path:
     """Copy a sweep's records into the baseline `name` beside `home`, the folder of sweeps, and return its path.
 
-    Raises:
-        UserError: the name is taken and `replace` is not set, or the sweep has files that are no records. Likewise if
-            it is not in a folder, or the baseline cannot be written.
+    Raises UserError if the name is taken, the sweep is not in a folder or has files that are no records, or nothing can
+    be written there.
     """
     check_name("save", name)
     if not Path(sweep.place).is_dir():

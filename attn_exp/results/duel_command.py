@@ -46,9 +46,8 @@ def duels(pairs: Sequence[tuple[Cell, Cell]]) -> tuple[Duel, ...]:
 def duel_command(a: Result, b: Result, passes: Collection[str]) -> str:
     """Return the command that measures two backends side by side on the case of `a`, which is that of `b`.
 
-    It is a shell comment if there is no such command, since all backends of a duel run in one worker with the same
-    caches. It is one, too, if the command would import a class that a record names, or has words that Hydra interprets.
-    A record may be somebody else's, and users paste the printed command.
+    It is a shell comment if a duel cannot do that, or if it would import a class that a record names, or has words that
+    Hydra interprets: a record may be somebody else's, and users paste the printed command.
     """
     if a.caches != b.caches:
         return _comment(f"{a.label} and {b.label} differ in caches=, which a duel sets for all its backends")

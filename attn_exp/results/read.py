@@ -167,10 +167,6 @@ def _rows(result: Result) -> list[dict[str, Any]]:
 
 
 def _no_sweep(word: str, home: Path, there: Sequence[str], kept: Sequence[str]) -> str:
-    if word and os.path.isfile(word):
-        return f"{word} is a file, and a sweep is a folder of records: write {Path(word).parent}, if that is one"
-    if not there and not kept and not home.is_dir():
-        return f"there is no sweep '{word}', and {_no_home(home)} with folder=FOLDER"
     if not there and not kept:
         return f"there is no sweep '{word}': {home}/ has none yet (folder=FOLDER looks elsewhere)"
     known = f"the sweeps in {home} are {', '.join(there[-8:])}" if there else f"{home}/ has no sweep"
@@ -179,12 +175,6 @@ def _no_sweep(word: str, home: Path, there: Sequence[str], kept: Sequence[str]) 
     if _is_pattern(word):
         return f"no sweep in {home} matches '{word}': {known}"
     return f"there is no sweep{' or baseline' if kept else ''} '{word}': {nearest(word, [*there, *kept])}{known}"
-
-
-def _no_home(home: Path) -> str:
-    parent = home.absolute().parent
-    beside = [path.name for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
-    return f"no folder {home}: {nearest(home.name, beside)}choose another"
 
 
 def _is_pattern(word: str) -> bool:

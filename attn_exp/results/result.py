@@ -114,7 +114,8 @@ def by_source(results: Sequence[Result]) -> list[Result]:
 
 def by_options(results: Sequence[Result]) -> list[Result]:
     """Return the results with the options that differ in the labels of those that share one."""
-    labels = unique_labels([result.label for result in results], [_settings(result) for result in results])
+    each = [settings(result.backend, result.compile, caches=result.caches) for result in results]
+    labels = unique_labels([result.label for result in results], each)
     return [
         result if result.label == label else replace(result, label=label)
         for result, label in zip(results, labels, strict=True)
@@ -170,7 +171,7 @@ def decode(content: bytes, path: Path) -> Result:
             ceilings=ceilings,
             l2=timings[0].l2 if timings else "",
             kernels={
-                direction: _kernel_names(measured.kernels)
+                direction: tuple(sys.intern(one.name) for one in sorted(measured.kernels, key=lambda one: -one.time_us))
                 for direction, measured in lean.passes.items()
                 if measured.kernels
             },
@@ -192,14 +193,6 @@ def decode(content: bytes, path: Path) -> Result:
         if schema not in (None, SCHEMA):
             raise RecordError(f"{path} has schema {schema}, this version reads {SCHEMA}") from error
         raise RecordError(f"{path} is not a record: {error}") from error
-
-
-def _kernel_names(kernels: "Sequence[_Kernel]") -> tuple[str, ...]:
-    return tuple(sys.intern(kernel.name) for kernel in sorted(kernels, key=lambda kernel: -kernel.time_us))
-
-
-def _settings(result: Result) -> dict[str, Any]:
-    return settings(result.backend, result.compile, caches=result.caches)
 
 
 class _Timing(msgspec.Struct, gc=False):

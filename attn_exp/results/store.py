@@ -22,9 +22,8 @@ _DIGITS = 10
 def done_record(request: Request, folder: Path) -> Record | None:
     """Return the record of a job that need not run again, or None.
 
-    A job runs again if its record is missing, broken, of a failure that is retried, or without the profile of a
-    requested profiler. It also does if the record is another job's or of another source of the backend, or if the
-    folder is a link that leads elsewhere.
+    A job runs again if its record is missing, broken, another's, of a failure that is retried, of another source of the
+    backend, or without a requested profile, or if the folder is a link that leads elsewhere.
     """
     record = sound_record(folder) if is_inside(folder, folder.parent) else None
     if record is None or not record.final or record.request.job != request.job:
@@ -37,7 +36,9 @@ def done_record(request: Request, folder: Path) -> Record | None:
 
 
 def keep_planned(folder: Path, jobs: int) -> None:
-    """Write into a sweep's folder how many jobs its last command is for; nothing depends on it."""
+    """Write into a sweep's folder how many jobs its last command is for: one that is added to a sweep is no plan."""
+    if jobs < 2:
+        return
     with contextlib.suppress(OSError):
         write_whole(folder / PLANNED_NAME, f"{jobs}\n".encode(), lasting=False)
 

@@ -257,7 +257,8 @@ def _row(
             row[f"{short}\n+-%"] = half_text(half)
             tflops = metrics.get(f"{side}/tflops")
             row[f"{short}\nTFLOPS"] = figures(tflops) if tflops else ""
-            errors = [value for key, value in metrics.items() if _is_error(key, side)]
+            own = {key.partition("/")[2]: value for key, value in metrics.items() if key.startswith(f"{side}/")}
+            errors = [value for key, value in own.items() if metric_named(key).name == "error_{tensor}"]
             row[f"{short}\nerror"] = f"{max(errors):.1e}" if errors else ""
         else:
             row |= {f"{short}\n{name}": "" for name in ("us", "+-%", "TFLOPS", "error")}
@@ -275,12 +276,6 @@ def _head(column: str) -> str:
     # A fact is a word, so that its head decides how wide its column is.
     head = metric.head.replace(" ", "\n") if metric.is_fact else metric.head
     return column.replace("_", " ") if "{" in head else head
-
-
-def _is_error(name: str, direction: str) -> bool:
-    """Return whether a metric is the relative error of a tensor of this pass."""
-    side, _, metric = name.partition("/")
-    return side == direction and metric_named(metric).name == "error_{tensor}"
 
 
 def _csv_row(result: Result, names: Collection[str]) -> dict[str, Any]:

@@ -26,10 +26,7 @@ def sweeps_in(home: Path) -> list[Path]:
     """Return the sweeps' folders, the oldest first. A duel without a verdict is none: it failed, or still runs."""
     try:
         folders = [path for path in home.iterdir() if path.is_dir() and not path.name.startswith(".")]
-        return sorted((path for path in folders if not _undecided_duel(path)), key=lambda path: path.stat().st_mtime)
+        duels = [path for path in folders if (path / DUEL_NAME).is_file() and not (path / VERDICTS_NAME).is_file()]
+        return sorted((path for path in folders if path not in duels), key=lambda path: path.stat().st_mtime)
     except (OSError, ValueError):
         return []
-
-
-def _undecided_duel(folder: Path) -> bool:
-    return (folder / DUEL_NAME).is_file() and not (folder / VERDICTS_NAME).is_file()

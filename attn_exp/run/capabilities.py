@@ -22,17 +22,13 @@ _WIDTHS = {"backend": 16, "version": 12, "about": 46, "can compute": 40}
 
 
 def ask(device: str, case: Case | None, own_choices: Path | None = None) -> list[dict[str, Any]]:
-    """Ask all backends in a child process, which imports torch and their packages.
-
-    Args:
-        device: `cpu` or `cuda`.
-        case: the case to ask about, if any.
-        own_choices: a folder with more backends (`--config-dir`).
+    """Ask all backends, also those of `--config-dir`, in a child process, which imports torch and their packages.
 
     Raises:
         UserError: a file does not describe a backend, or a backend ends the process.
     """
-    configs = [configured(path) for folder in (conf_folder(), own_choices) if folder for path in _files(folder)]
+    folders = [folder / "backend" for folder in (conf_folder(), own_choices) if folder]
+    configs = [configured(path) for folder in folders for path in sorted(folder.glob("*.yaml"))]
     question = {"backends": configs, "device": device, "case": case}
     answers: list[dict[str, Any]] = msgspec.json.decode(answer_of("attn_exp.worker.capabilities", question))
     return answers
@@ -59,10 +55,6 @@ def answer_of(module: str, question: Any) -> bytes:
         last = ran.stderr.decode(errors="replace").strip().splitlines()[-1:]
         raise UserError(f"the backends could not be asked: {' '.join(last)}")
     return ran.stdout
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted((folder / "backend").glob("*.yaml"))
 
 
 def configured(path: Path) -> dict[str, Any]:

@@ -35,13 +35,8 @@ _END_S = 3.0
 class SweepContext:
     """The resources of a sweep or a duel from its first job to its end.
 
-    Args:
-        name: the name of the sweep.
-        folder: the folder of its jobs' folders.
-        tracker: the tracker, opened already.
-        options: the resolved configuration of its first job.
-        say: prints a line.
-        exclusive: the locks, closed at the end, when another command may run the sweep.
+    Its tracker is open already, `options` are the resolved configuration of its first job, and `exclusive` are the
+    locks, closed at the end, when another command may run the sweep.
     """
 
     def __init__(
@@ -79,11 +74,8 @@ class SweepContext:
     ) -> Worker | InProcess:
         """Lease a GPU if jobs run on one, and return the configured isolation.
 
-        Args:
-            device: `cpu` or `cuda`.
-            gpus: the GPUs that may be used.
-            worker: used if it was started as the configuration wants it, else closed.
-            run_folder: measures jobs in this process, for `isolation=none`.
+        A `worker` is used if it was started as the configuration wants it, else closed. `run_folder` measures jobs in
+        this process, for `isolation=none`.
         """
         isolation = make_isolation(isolation_options(self._options), run_folder)
         if device == "cuda":
@@ -118,14 +110,10 @@ def open_context(
     kind: Literal["sweep", "duel"] = "sweep",
     run_folder: RunFolder | None = None,
 ) -> SweepContext:
-    """Make the folder of a sweep or duel and open its tracker. User mistakes raise here, before any work.
+    """Make the folder of a sweep or duel and open its tracker.
 
-    Args:
-        options: the resolved configuration of its first job.
-        command: the command line as typed, without secrets.
-        say: prints a line.
-        kind: a sweep continues in a folder that exists already, a duel never does.
-        run_folder: the argument of `SweepContext.start`.
+    A sweep continues in a folder that exists, a duel never does. `options` are the resolved configuration of its first
+    job, and `command` the command line as typed, without secrets.
 
     Raises:
         UserError: the isolation or the tracker does not exist, the folder or the store cannot be written, or another
@@ -157,7 +145,7 @@ def open_context(
         if kind == "sweep":
             exclusive.enter_context(_exclusive(folder, options["sweep"]))
             ours = True
-        warning = tracker.open(SweepInfo(name=options["sweep"], folder=folder, command=command, kind=kind))
+        warning = tracker.open(SweepInfo(name=options["sweep"], folder=folder, command=command))
         write_whole(folder / "command.txt", f"{command}\n".encode())
     except OSError as error:
         exclusive.close()

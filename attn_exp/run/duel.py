@@ -15,7 +15,7 @@ from attn_exp.core.errors import UserError
 from attn_exp.core.files import write_whole
 from attn_exp.core.host.nvml import GpuInfo, visible_gpus
 from attn_exp.core.live_line import LiveLine
-from attn_exp.core.record.file import LOG_NAME, VERDICTS_NAME
+from attn_exp.core.record.file import VERDICTS_NAME
 from attn_exp.core.record.flags import FLAGS, INTERFERENCE, clock_of
 from attn_exp.core.record.metrics import ranking_medians
 from attn_exp.core.record.record import Record
@@ -29,9 +29,7 @@ from attn_exp.results.read import read_folder
 from attn_exp.results.store import user_path
 from attn_exp.results.table import time_text
 from attn_exp.run.context import SweepContext, open_context
-from attn_exp.run.summary import duel_summary
 from attn_exp.run.worker import Outcome
-from attn_exp.tracking.base import EndStatus, Summary
 
 # More than equal backends were observed to differ by on a busy machine.
 BUSY_MARGIN = 0.25
@@ -42,8 +40,8 @@ BUDGET_S = 5
 def compare_pairs(records: Sequence[Record], direction: str, margin: float) -> list[PairedComparison]:
     """Compare all pairs of rivals in one pass by the medians of their rounds.
 
-    Interference by other programs lasts longer than a round: where it was seen, only differences whose whole interval
-    is beyond `BUSY_MARGIN` count, and nothing is called equivalent.
+    Interference by other programs lasts longer than a round: then only differences whose whole interval is beyond
+    `BUSY_MARGIN` count, and nothing is called equivalent.
     """
     medians = [ranking_medians(record, direction) for record in records]
     if not interference(records):
@@ -69,19 +67,12 @@ def run_duel(
     shared: Sequence[str],
     own_choices: Path | None,
     arguments: Sequence[str],
-    line: LiveLine | None = None,
-) -> dict[str, list[PairedComparison]] | None:
-    """Measure the rivals, and print and return the verdicts on each pair by pass; None if there are none.
+    line: LiveLine,
+) -> bool:
+    """Measure the rivals, and print the verdicts on each pair by pass; return whether there are any, or a dry run.
 
-    Args:
-        rivals: the overrides of each rival by its letter.
-        shared: the overrides of all rivals.
-        own_choices: the folder that `--config-dir` names.
-        arguments: the command line as typed, for `command.txt`.
-        line: says what is being done; a new one by default.
-
-    Returns:
-        The verdicts; empty after a dry run, None if fewer than two rivals could be measured.
+    `rivals` are the overrides of each rival by its letter, `shared` those of all, and `arguments` the command line as
+    typed, for `command.txt`.
 
     Raises:
         UserError: a choice does not exist, or the folder cannot be written.
@@ -95,15 +86,15 @@ def run_duel(
     resolved = {letter: resolved_config(config, [*rivals[letter], *shared]) for letter, config in configs.items()}
     requests = [_request(letter, config, gpus) for letter, config in resolved.items()]
     first = next(iter(configs.values()))
-    line = line or LiveLine(quiet=first.quiet is True)
     # Text that is printed now would stand behind its line.
     line.close()
     if is_dry_run(first):
         print("\n".join(f"would run {request.label}: {request.case.label()}" for request in requests))
-        return {}
+        return True
     options = next(iter(resolved.values()))
-    # A duel always runs in a process of its own.
+    # A duel always runs in a process of its own, and MLflow has sweeps only.
     options["isolation"] |= {"name": "fresh"}
+    options["tracker"] = {"name": "none"}
     command = redacted(shlex.join(["attn-exp", "duel", *arguments]))
     context = open_context(options, command, print, kind="duel")
     line.show(f"measuring {' and '.join(request.label for request in requests)} side by side")
@@ -114,43 +105,34 @@ def run_duel(
         context.abandon("KILLED")
         raise
     # Importing what draws takes longer than drawing.
-    line.show("drawing the plot and storing the duel")
+    line.show("drawing the plot")
     try:
         return _finish(context, requests, outcome, line)
     finally:
         line.close()
 
 
-def _finish(
-    context: SweepContext, requests: Sequence[Request], outcome: Outcome, line: LiveLine
-) -> dict[str, list[PairedComparison]] | None:
-    """Print and store what was measured; return the verdicts, None if there are none."""
+def _finish(context: SweepContext, requests: Sequence[Request], outcome: Outcome, line: LiveLine) -> bool:
+    """Print and store what was measured; return whether there are verdicts."""
     folder = context.folder
 
     def say(text: str) -> None:
         with line.aside():
             print(at_width(text, sys.stdout), flush=True)
 
-    def close(status: EndStatus, files: Sequence[Path], summary: Summary | None = None) -> None:
-        if warning := context.tracker.close(status, files, summary=summary):
-            say(warning)
-
     context.stop()
     if outcome.status is not None:
         say(f"{outcome.status}: {outcome.reason}")
-        close("FAILED", [folder / LOG_NAME])
-        return None
+        return False
     by_job = {record.request.job: record for record in read_folder(folder).records()}
     records = [by_job[request.job] for request in requests]
     measured = [record for record in records if record.status == "ok"]
     for record in records:
         if record.status != "ok":
             say(f"{record.status:<12} {record.request.label}: {record.reason}")
-    files = [folder / DUEL_NAME, folder / "command.txt", folder / LOG_NAME, *sorted(folder.glob("*/record.json"))]
     if len(measured) < 2:
         say("there is nothing to compare: fewer than two rivals could be measured")
-        close("FAILED", files)
-        return None
+        return False
     margin = margin_for(device_key(measured[0].environment))
     by_pass = {direction: compare_pairs(measured, direction, margin) for direction in requests[0].measuring.passes}
     text = report(measured, by_pass)
@@ -164,16 +146,13 @@ def _finish(
     }
     write_whole(folder / "duel.txt", f"{text}\n".encode())
     write_whole(folder / VERDICTS_NAME, msgspec.json.format(msgspec.json.encode(verdicts), indent=1))
-    files += [folder / "duel.txt", folder / VERDICTS_NAME]
-    files += filter(None, [plot_ratios(measured, by_pass, folder / "ratios.png")])
-    close("FINISHED", files, duel_summary(measured, verdicts, text))
+    plot_ratios(measured, by_pass, folder / "ratios.png")
     say(f"samples, verdicts and the plot are in {user_path(folder)}; attn-exp compare SWEEP counts this duel")
-    return by_pass
+    return True
 
 
 def _measure(context: SweepContext, requests: Sequence[Request], gpus: Sequence[GpuInfo], line: LiveLine) -> Outcome:
     """Run the duel in a worker process, which writes a record for each rival."""
-    context.tracker.settle()
     isolation = context.start(requests[0].device, gpus)
     on_gpu = [replace(request, gpu_uuid=context.gpu_uuid) for request in requests]
     write_whole(context.folder / DUEL_NAME, msgspec.yaml.encode(on_gpu))

@@ -78,11 +78,7 @@ def _lock_path(gpu: GpuInfo) -> Path:
 def private_folder() -> Path:
     """Return this user's folder for locks; all processes of the user find the same, and no other user can write there.
 
-    A lock for all users of the machine would need a folder that all can write to. Others could then hold locks for
-    ever, or put links in their places.
-
-    Raises:
-        UserError: something else is in its place, possibly somebody else's.
+    Others could hold the locks of a common folder for ever. Raises UserError if something else is in its place.
     """
     folder = Path(tempfile.gettempdir()) / f"attn_exp-{os.getuid()}"
     with contextlib.suppress(FileExistsError):

@@ -14,11 +14,7 @@ RunFolder = Callable[[Path, Any], Any]
 
 
 class InProcess:
-    """No isolation: jobs run here, for debugging.
-
-    Args:
-        run_folder: the worker's own function, which imports torch into this process.
-    """
+    """No isolation: jobs run here, by the worker's own function, which imports torch into this process."""
 
     def __init__(self, run_folder: RunFolder) -> None:
         self._pending: deque[Path] = deque()
@@ -41,11 +37,7 @@ class InProcess:
 
 
 def make_isolation(config: Mapping[str, Any], run_folder: RunFolder | None = None) -> Worker | InProcess:
-    """Return the isolation that a configuration asks for.
-
-    Args:
-        config: the options of `isolation`, and `profiler_timeout_s`, which is what each profiler may take.
-        run_folder: measures jobs in this process, for `isolation=none`; None where that cannot be.
+    """Return the isolation that a configuration asks for; without `run_folder` it cannot be this process.
 
     Raises:
         UserError: there is no such isolation, or a time limit or a name of a variable is invalid.

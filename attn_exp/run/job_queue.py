@@ -38,13 +38,8 @@ class _Pending:
 class JobQueue:
     """Hands requests to an isolation and collects their records in the same order.
 
-    Args:
-        isolation: runs the jobs.
-        folder: the sweep's folder, which holds the jobs' folders.
-        gpu_uuid: the GPU that is leased, if one is.
-
-    Attributes:
-        aside: a sentence for each record that this version cannot read, and that is kept under another name.
+    `folder` is the sweep's. `aside` has a sentence for each record that this version cannot read, and that is kept
+    under another name.
     """
 
     def __init__(self, isolation: Worker | InProcess, folder: Path, gpu_uuid: str | None = None) -> None:
@@ -114,8 +109,7 @@ class JobQueue:
     def record(self, outcome: Outcome) -> Record:
         """Return the record of the oldest job: the worker's, or a new one that says why the worker wrote none.
 
-        If a job with a final record was repeated for its profiles and the worker wrote nothing, the record is kept and
-        its profiles say why they failed.
+        If a job was repeated for its profiles in vain, its record is kept, and its profiles say why they failed.
         """
         pending = self._pending.popleft()
         status, reason = outcome.status, outcome.reason

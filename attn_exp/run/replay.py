@@ -1,17 +1,12 @@
 """Replay: store records that were measured before in MLflow."""
 
-import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from attn_exp.core.errors import RecordError, is_inside
-from attn_exp.core.files import read_whole, short_text
-from attn_exp.core.record.file import FILE_NAME, LOG_NAME, VERDICTS_NAME
+from attn_exp.core.errors import RecordError, UserError, is_inside
 from attn_exp.core.record.profile import FOLDER as PROFILES
 from attn_exp.core.record.record import Record
 from attn_exp.core.record.request import DUEL_NAME
@@ -19,8 +14,8 @@ from attn_exp.results.read import Sweep, read_folder, typed_command
 from attn_exp.results.result import Result
 from attn_exp.run.closing import FOLDER as PLOTS
 from attn_exp.run.closing import REPORT, ranked_rivals
-from attn_exp.run.summary import curves, duel_summary, summary_of
-from attn_exp.tracking.base import Summary, SweepInfo
+from attn_exp.run.summary import curves, summary_of
+from attn_exp.tracking.base import SweepInfo
 
 if TYPE_CHECKING:
     from attn_exp.tracking.runs import Runs
@@ -29,26 +24,18 @@ if TYPE_CHECKING:
 _OF_A_SWEEP = ("table.txt", "table.csv", "command.txt", REPORT, f"{PLOTS}/*")
 # The pages that the sweep's end writes about a profiled job; its profilers' files are stored with its record.
 _OF_A_PROFILED_JOB = (f"{PROFILES}/*",)
-REPORT_NAME = "duel.txt"
-_OF_A_DUEL = (DUEL_NAME, LOG_NAME, "command.txt", REPORT_NAME, VERDICTS_NAME, "ratios.png", f"*/{FILE_NAME}")
 # After so many failures in a row the store is taken to be gone.
 _FAILURES_IN_A_ROW = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
-    """The result of one folder.
+    """The result of one folder: how many records are new, were there already, or are lacking, with the last reason.
 
-    Attributes:
-        new: the number of records that were stored. A duel counts as one record.
-        there: the number of records that were stored already.
-        lacking: the number of records that could not be stored; `error` is the last reason.
-        broken: each file that is not a record, and why.
-        notes: events in the database and its files, as sentences.
+    `broken` says which files are no records, and `notes` are events in the database and its files, as sentences.
     """
 
     name: str
-    kind: str
     new: int = 0
     there: int = 0
     lacking: int = 0
@@ -58,21 +45,21 @@ class Replayed:
 
 
 def replay(folder: Path, runs_of: "Callable[[SweepInfo], Runs]") -> Replayed:
-    """Store the records of the sweep or duel in a folder that the store does not have.
+    """Store the records of the sweep in a folder that the store does not have.
 
     Raises:
-        UserError: there is no record in the folder, or the store's location is invalid.
+        UserError: there is no record in the folder, or it is a duel's, or the store's location is invalid.
         Exception: the store cannot be opened.
     """
+    if (folder / DUEL_NAME).is_file():
+        raise UserError(f"{folder.name} is a duel, and MLflow has sweeps: attn-exp compare SWEEP counts it")
     sweep = read_folder(folder)
-    kind = "duel" if (folder / DUEL_NAME).is_file() else "sweep"
     latest = max(sweep.results, key=lambda result: result.finished_at, default=None)
     name = latest.sweep if latest else folder.name
     began = min((result.started_at for result in sweep.results), default=time.time())
-    runs = runs_of(SweepInfo(name=name, folder=folder, command=typed_command(folder), kind=kind, began=began))
+    runs = runs_of(SweepInfo(name=name, folder=folder, command=typed_command(folder), began=began))
     runs.connect()
-    replayed = _duel(runs, sweep, folder) if kind == "duel" else _sweep(runs, sweep, folder)
-    return replace(replayed, notes=tuple(filter(None, (runs.moved,))))
+    return replace(_sweep(runs, sweep, folder), notes=tuple(filter(None, (runs.moved,))))
 
 
 def _sweep(runs: "Runs", sweep: Sweep, folder: Path) -> Replayed:
@@ -100,44 +87,14 @@ def _sweep(runs: "Runs", sweep: Sweep, folder: Path) -> Replayed:
         if record.profiles:
             of_jobs[job.name] = list(_files(job, _OF_A_PROFILED_JOB))
     try:
-        rivals = ranked_rivals(sweep, _quiet)
+        # A store that lacks a description has all records: nothing is said.
+        rivals = ranked_rivals(sweep, lambda line: None)
         files = list(_files(folder, _OF_A_SWEEP))
-        summary = summary_of(sweep.results, rivals, _quiet, sweep.planned)
+        summary = summary_of(sweep.results, rivals, lambda line: None, sweep.planned)
         runs.end("FINISHED", files, summary, curves(sweep.results), of_jobs, ended=sweep.when or None)
     except Exception as error:
         last = last or error
-    return Replayed(
-        name=runs.sweep.name, kind="sweep", new=new, there=there, lacking=lacking, error=last, broken=tuple(broken)
-    )
-
-
-def _duel(runs: "Runs", sweep: Sweep, folder: Path) -> Replayed:
-    records, broken = [], list(sweep.broken)
-    for result in sweep.results:
-        try:
-            records.append(_own_record(result, folder))
-        except RecordError as error:
-            broken.append(str(error))
-    measured = [record for record in records if record.status == "ok"]
-    compared = len(measured) > 1
-    summary = Summary()
-    if compared:
-        verdicts: dict[str, list[dict[str, Any]]] = {}
-        with contextlib.suppress(OSError, msgspec.DecodeError):
-            verdicts = msgspec.json.decode(read_whole(folder / VERDICTS_NAME), type=dict[str, list[dict[str, Any]]])
-        summary = duel_summary(measured, verdicts, short_text(folder / REPORT_NAME))
-    try:
-        runs.end(
-            "FINISHED" if compared else "FAILED",
-            list(_files(folder, _OF_A_DUEL)),
-            summary,
-            (),
-            ended=sweep.when or None,
-        )
-    except Exception as error:
-        return Replayed(name=runs.sweep.name, kind="duel", lacking=1, error=error, broken=tuple(broken))
-    fresh = int(runs.fresh)
-    return Replayed(name=runs.sweep.name, kind="duel", new=fresh, there=1 - fresh, broken=tuple(broken))
+    return Replayed(name=runs.sweep.name, new=new, there=there, lacking=lacking, error=last, broken=tuple(broken))
 
 
 def _own_record(result: Result, folder: Path) -> Record:
@@ -150,7 +107,3 @@ def _own_record(result: Result, folder: Path) -> Record:
 def _files(folder: Path, patterns: Sequence[str]) -> Iterator[Path]:
     for pattern in patterns:
         yield from sorted(path for path in folder.glob(pattern) if path.is_file())
-
-
-def _quiet(line: str) -> None:
-    """Say nothing: a store that lacks a description has all records."""

@@ -97,17 +97,9 @@ class Session:
     def submit(self, request: Request, config: Callable[[], DictConfig]) -> float:
         """Queue a job, and return as soon as no more than `ahead` jobs are waiting.
 
-        Args:
-            request: the job.
-            config: composes its configuration. It is called for the first job only, since all jobs of a sweep share
-                their folder, tracker and isolation.
-
-        Returns:
-            The sum of the passes' median times in microseconds, for sweepers that optimise; infinity if there is none,
-            or none yet.
-
-        Raises:
-            UserError: the job cannot be measured as typed.
+        `config` composes its configuration. It is called for the first job only, since all jobs of a sweep share their
+        folder, tracker and isolation. Returned is the sum of the passes' median times in microseconds, for sweepers
+        that optimise; infinity if there is none, or none yet. Raises UserError if the job cannot be measured as typed.
         """
         if self._queue is None:
             opened = self.open(config())
@@ -128,11 +120,6 @@ class Session:
             queue.submit(request)
         self.progress.running(queue.oldest.label)
         return _objective(self._await(queue, self.ahead if request.device == "cuda" else 0))
-
-    @property
-    def in_python(self) -> bool:
-        """Whether a Python program takes the results: then nothing is printed on standard output."""
-        return self._each is not None
 
     def say(self, text: str) -> None:
         """Print a line: beside results for programs, on standard error."""
@@ -214,16 +201,8 @@ class Session:
             self._form, self.progress.line.quiet = options["format"], options["quiet"]
             self.context = open_context(options, command, self.progress.note, run_folder=self._run_folder)
             self._plots = options["save_plots"]
-            self._keep_planned(self.context.folder)
+            keep_planned(self.context.folder, self.progress.total)
         return self.context
-
-    def _keep_planned(self, folder: Path) -> None:
-        """Write how many jobs the sweep has, of which some are found to be impossible, or equal, on the way.
-
-        One job that is added to a sweep does not change what that is for.
-        """
-        if self.progress.total > 1:
-            keep_planned(folder, self.progress.total)
 
     def resume_command(self) -> str:
         """Return the command that finishes this sweep."""
@@ -285,7 +264,7 @@ class Session:
 
     def _finish(self, status: EndStatus, context: SweepContext) -> None:
         folder, tracker = context.folder, context.tracker
-        self._keep_planned(folder)
+        keep_planned(folder, self.progress.total)
         self.progress.line.show("reading the records")
         sweep = read_folder(folder, may_be_empty=True)
         results = sweep.results

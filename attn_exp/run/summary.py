@@ -2,15 +2,14 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from attn_exp.compare.brief import answer_in_brief, code, safe, shared_in_brief
+from attn_exp.compare.brief import answer_in_brief, safe, shared_in_brief
 from attn_exp.compare.standing import standings
 from attn_exp.core.case.fields import typed_fields
 from attn_exp.core.catalogue import colour_of
 from attn_exp.core.errors import first_line
 from attn_exp.core.record.flags import shown_flags
-from attn_exp.core.record.record import Record
 from attn_exp.plots.data import case_names, families, length, measured
 from attn_exp.results.read import counted_of
 from attn_exp.results.result import Result
@@ -74,13 +73,6 @@ def summary_of(
     )
 
 
-def duel_summary(
-    records: Sequence[Record], verdicts: Mapping[str, Sequence[Mapping[str, Any]]], report: str
-) -> Summary:
-    """Return the summary of a duel: the printed report, and its metrics."""
-    return Summary(answer=code(report) if report else "", metrics=_duel_metrics(records, verdicts))
-
-
 def _shared(each: Iterable[Mapping[str, str]]) -> dict[str, str]:
     items = [set(one.items()) for one in each]
     return dict(sorted(set.intersection(*items))) if items else {}
@@ -139,15 +131,3 @@ def _curve(label: str, name: str, own: Sequence[Result], began: float) -> Curve:
         points={metric: tuple(sorted(values.items())) for metric, values in points.items()},
         moment=began,
     )
-
-
-def _duel_metrics(records: Sequence[Record], verdicts: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, float]:
-    """Return the metrics of a duel: those of its records, and of the verdicts in `duel.json`, by pass."""
-    metrics_by_name: dict[str, float] = {}
-    for record in records:
-        metrics_by_name |= {f"{record.request.label[0]}/{name}": value for name, value in record.metrics.items()}
-    for direction, pairs in verdicts.items():
-        for pair in pairs:
-            who = f"{direction}/{pair['a'][0]}_{pair['b'][0]}"
-            metrics_by_name |= {f"{who}/{name}": float(pair[name]) for name in ("effect", "low", "high", "p")}
-    return metrics_by_name

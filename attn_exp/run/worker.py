@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,15 +46,10 @@ class Outcome:
 
 
 class Worker:
-    """Runs jobs in a worker process, one after another.
+    """Runs jobs in a worker process, one after another; with `reuse` in one process.
 
-    Args:
-        reuse: whether one process runs all jobs.
-        timeout_s: the time that a job may take.
-        profiler_timeout_s: the time that each profiler may take.
-        variables: names and patterns of environment variables that it gets besides those that computing needs.
-        python: the interpreter of the process, by default this one.
-        more: further environment variables.
+    The limits are of each job, and of each profiler. `variables` are names and patterns of environment variables that
+    the process gets besides those that computing needs.
     """
 
     def __init__(
@@ -65,13 +60,12 @@ class Worker:
         profiler_timeout_s: float | None = None,
         variables: Sequence[str] = (),
         python: str = sys.executable,
-        more: Mapping[str, str] | None = None,
     ) -> None:
         self.reuse = reuse
         self.timeout_s = timeout_s
         self.profiler_timeout_s = profiler_timeout_s
         self.variables = tuple(variables)
-        self.python, self.more = python, dict(more or {})
+        self.python = python
         self._pending: deque[Path] = deque()
         self._process: WorkerProcess | None = None
         # How many of the pending jobs the process knows, and how many it has ended.
@@ -82,8 +76,7 @@ class Worker:
 
     def takes(self, other: "Worker") -> bool:
         """Return whether a worker that was started with the options of `other` can be used instead of this one."""
-        alike = (self.variables, self.python, self.more) == (other.variables, other.python, other.more)
-        return self.reuse and other.reuse and alike
+        return self.reuse and other.reuse and (self.variables, self.python) == (other.variables, other.python)
 
     def start(self) -> None:
         """Start the process; it imports torch while the parent goes on."""
@@ -118,7 +111,7 @@ class Worker:
     def _started(self) -> WorkerProcess:
         """Return the process, which is started if there is none."""
         if self._process is None:
-            self._process = WorkerProcess(self.variables, self.python, self.more)
+            self._process = WorkerProcess(self.variables, self.python)
             self._sent = self._served = 0
             self._since, self._phase = time.monotonic(), "start"
             self._oom_kills = _oom_kills()

@@ -40,18 +40,10 @@ _PATTERN = re.compile(r"[A-Za-z_*?][A-Za-z0-9_*?]*")
 class WorkerProcess:
     """A process in a group of its own, which imports torch while the parent goes on.
 
-    Args:
-        variables: names and patterns of environment variables that it gets besides those that computing needs.
-        python: the interpreter, by default this one.
-        more: further environment variables.
-
-    Attributes:
-        pid: the process's number.
+    `variables` are names and patterns of environment variables that it gets besides those that computing needs.
     """
 
-    def __init__(
-        self, variables: Sequence[str] = (), python: str = sys.executable, more: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, variables: Sequence[str] = (), python: str = sys.executable) -> None:
         self._replies, reply_fd = os.pipe()
         os.set_inheritable(reply_fd, True)
         # The output of the process before it has a job, and with it a log.
@@ -63,7 +55,7 @@ class WorkerProcess:
             stdout=subprocess.DEVNULL,
             stderr=self._startup,
             pass_fds=[reply_fd],
-            env=worker_variables(os.environ, variables) | dict(more or {}),
+            env=worker_variables(os.environ, variables),
             start_new_session=True,
         )
         os.close(reply_fd)
@@ -139,11 +131,7 @@ class WorkerProcess:
 def worker_variables(environ: Mapping[str, str], more: Sequence[str] = ()) -> dict[str, str]:
     """Return the variables that a worker gets: those that computing needs, and those that `more` names.
 
-    A needed variable whose name sounds like a secret is left out, unless `more` names it.
-
-    Args:
-        environ: the environment.
-        more: names and patterns, in which `*` is any text.
+    A needed variable whose name sounds like a secret is left out, unless `more` names it. In a pattern `*` is any text.
     """
     return {
         name: value

@@ -46,11 +46,7 @@ class Board:
         self.beat()
 
     def beat(self, *, stop: bool = False) -> None:
-        """Write a heartbeat, or with `stop` a request that tasks end at once.
-
-        Raises:
-            OSError: the heartbeat cannot be written. `stop` never fails: a missing file means stop too.
-        """
+        """Write a heartbeat, or with `stop` a request that tasks end at once; it never fails: no file means it too."""
         self._beats += 1
         word, path = "stop" if stop else "go", self.folder / _PARENT
         try:

@@ -30,22 +30,11 @@ class Launcher(Protocol):
     pinned: bool
 
     def run(self, launch: Path, tasks: int, say: Callable[[str], None], over: Callable[[], bool]) -> dict[int, str]:
-        """Run tasks 0 to `tasks` - 1 until all have ended.
+        """Run tasks 0 to `tasks` - 1 until all have ended; return why each failed that did.
 
-        Once `over` returns true, tasks that the engine has not started are not waited for. An interrupt passes through;
-        tasks that still run end by themselves when the board tells them to.
-
-        Args:
-            launch: the folder of the launch, with its plan and its board.
-            tasks: the number of tasks.
-            say: prints a line.
-            over: returns whether no job is left.
-
-        Returns:
-            Why each task failed that did.
-
-        Raises:
-            UserError: no task can be started as configured.
+        `launch` is the folder of the launch, with its plan and its board. Once `over` returns true, tasks that the
+        engine has not started are not waited for. An interrupt passes through; tasks that still run end by themselves
+        when the board tells them to. Raises UserError if no task can be started as configured.
         """
 
     def close(self) -> None:
@@ -76,11 +65,7 @@ def load_engine(package: str, extra: str) -> Any:
 
 
 def check_tasks(name: str, options: dict[str, Any], device: str) -> int:
-    """Return the number of tasks of a launcher that starts them on other hosts.
-
-    Raises:
-        UserError: the number is invalid, or `device` is a GPU of this host.
-    """
+    """Return the number of tasks of a launcher that starts them on other hosts. Raises UserError for a wrong one."""
     tasks = options["tasks"]
     if not isinstance(tasks, int) or isinstance(tasks, bool) or tasks < 1:
         raise UserError(f"hydra.launcher.tasks={tasks} is not a whole number from 1")

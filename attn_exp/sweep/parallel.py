@@ -188,12 +188,9 @@ def _clear(launch: Path) -> None:
 
 
 def _check_alone(own: Path, sweep: str) -> None:
-    """Remove what earlier launches of this sweep left, upon which their tasks end.
+    """Remove what earlier launches of this sweep left, upon which their tasks end; raise UserError if one is alive.
 
     Call this after opening our own board, so that of two launches that start at once each sees the other.
-
-    Raises:
-        UserError: the parent of another launch is alive.
     """
     for other in sorted(own.parent.glob("*")):
         if other == own:

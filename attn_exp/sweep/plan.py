@@ -31,13 +31,8 @@ class Group:
 class LaunchPlan:
     """The plan of a launch, which its tasks read.
 
-    Attributes:
-        folder: the sweep's folder.
-        cwd: the folder in which the command was typed.
-        isolation: the options of `make_isolation`.
-        groups: the jobs.
-        gpu_wait_s: the time that a task waits for a GPU that others measure on.
-        gpus: task N leases the N-th of these; if there are none, a task leases any GPU that it sees.
+    `cwd` is the folder in which the command was typed, and `isolation` has the options of `make_isolation`. Task N
+    leases the N-th of the `gpus`; if there are none, a task leases any GPU that it sees, and waits `gpu_wait_s` for it.
     """
 
     folder: str
@@ -51,9 +46,7 @@ class LaunchPlan:
 def group_jobs(requests: Iterable[Request], done: Mapping[Case, str | None]) -> tuple[Group, ...]:
     """Group requests by case, the longest group first, so that no task ends long after the others.
 
-    Args:
-        requests: the jobs.
-        done: the GPU on which jobs of a case were measured before; the rest goes there too.
+    Others of a case may be `done`: the rest goes to the GPU on which they were measured.
     """
     by_case: dict[Case, dict[str, Request]] = {}
     for request in requests:

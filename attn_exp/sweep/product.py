@@ -28,7 +28,7 @@ _TRIES = 64
 # Keys that a sweep has one value of.
 _SHARED = (
     *("sweep", "folder", "tracker", "isolation", "device", "dry_run", "save_plots", "columns", "show", "format"),
-    *("quiet", "private", "gpu_wait_s", "rival", "profiler", "profiler_timeout_s"),
+    *("quiet", "private", "gpu_wait_s", "profiler", "profiler_timeout_s"),
 )
 # The overrides of one job, in the order of the sweep's choices.
 Overrides = Sequence[str]
@@ -62,13 +62,9 @@ class _Base:
 class Composer:
     """Composes the jobs of one sweep as Hydra would, only faster.
 
-    Each combination of group choices is composed once, and overrides that all jobs share are applied to it once.
-
-    Args:
-        loader: Hydra's.
-        master: the composed configuration without the sweep's choices.
-        ask: makes a request of a configuration without Hydra's node.
-        jobs: the overrides of all jobs. If they are given, only combinations of their choices may be composed.
+    Each combination of group choices is composed once, and overrides that all `jobs` share are applied to it once. If
+    jobs are given, only combinations of their choices may be composed. `ask` makes a request of a configuration without
+    Hydra's node, and `master` is the composed configuration without the sweep's choices.
     """
 
     def __init__(
@@ -237,8 +233,7 @@ def check_choices(
     """Raise UserError for a value that is impossible in all combinations, before anything is started.
 
     One combination is composed for each value of each choice, not the whole product. If that one is impossible, others
-    with the same value are tried. Hydra's errors (an unknown key or option) pass through. `said` is called with the
-    share of the choices that are checked.
+    with the same value are tried. Hydra's errors (an unknown key or option) pass through.
     """
     axes = [list(dict.fromkeys(column)) for column in zip(*jobs, strict=True)]
     first = [axis[0] for axis in axes]

@@ -27,7 +27,6 @@ from attn_exp.run.session import Session
 from attn_exp.sweep.launcher import Launcher
 from attn_exp.sweep.parallel import launch
 from attn_exp.sweep.product import Composer, check_choices, check_shared, combinations, varied_keys
-from attn_exp.sweep.rival import check_rival
 from attn_exp.sweep.task_function import SessionTask, print_plan
 
 _LAUNCHERS = ("local_gpus", "slurm", "ray")
@@ -37,11 +36,7 @@ Requests = dict[tuple[str, ...], Request | UserError]
 def run_sweep(context: HydraContext, task: TaskFunction, config: DictConfig, arguments: Sequence[str]) -> None:
     """Run every combination of the choices in `arguments`, one job after another or in the tasks of a launcher.
 
-    Args:
-        context: Hydra's context, which has the loader of configurations.
-        task: the task function of `attn-exp run`, which holds the session.
-        config: the composed configuration without the sweep's choices.
-        arguments: overrides; each may have several values.
+    `config` is the composed configuration without the sweep's choices.
 
     Raises:
         UserError: there is no possible job, or the launcher cannot run the jobs.
@@ -77,7 +72,6 @@ class _ProductSweep:
 
     def run(self) -> None:
         """Check the choices, then run the jobs that are possible and not done, or list them if it is a dry run."""
-        check_rival(self._composer.case(self._jobs[0]), searches=False)
         launcher = self._launcher(self._composer.case(self._jobs[0]))
         # Requests that the check makes are kept until the sweep uses them, and no longer: a sweep may have ten thousand
         # jobs.
@@ -133,12 +127,7 @@ class _ProductSweep:
     def _possible(
         self, checked: Requests, settle: Callable[[Record], None] = lambda done: None
     ) -> Iterator[tuple[tuple[str, ...], Request]]:
-        """Yield the jobs to run, and count those that are impossible or done.
-
-        Args:
-            checked: requests that were made already.
-            settle: called with the record of each job that is done.
-        """
+        """Yield the jobs to run, and count those that are impossible or done; `settle` is called with those done."""
         current = self._session
         seen: set[str] = set()
         for overrides in self._jobs:
@@ -168,13 +157,7 @@ class _ProductSweep:
 
 
 def _make_launcher(node: Mapping[str, Any], device: str, isolation: str, gpus: list[GpuInfo]) -> Launcher | None:
-    """Return the launcher that is chosen, or None for Hydra's basic launcher, which is this process.
-
-    Args:
-        node: `hydra.launcher`, resolved.
-        device: `device` as typed.
-        isolation: `isolation.name`.
-        gpus: the GPUs of this host.
+    """Return the launcher that `hydra.launcher` chooses, or None for Hydra's basic launcher, which is this process.
 
     Raises:
         UserError: there is no such launcher, its engine is not installed, or it cannot run these jobs.

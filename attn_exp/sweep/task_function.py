@@ -4,7 +4,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -16,7 +16,6 @@ from attn_exp.core.errors import UserError
 from attn_exp.core.record.request import Request
 from attn_exp.results.store import done_record
 from attn_exp.run.session import Session
-from attn_exp.sweep.rival import Duels, check_rival
 
 
 @dataclass(frozen=True)
@@ -27,18 +26,11 @@ class SessionTask:
     """
 
     session: Session
-    duels: Duels = field(default_factory=Duels)
 
     def __call__(self, config: DictConfig) -> float:
-        """Run the job of one composed configuration; return what sweepers that optimise minimise.
-
-        That is its time in microseconds, or with `rival=` its time divided by the rival's.
-        """
+        """Run the job of one composed configuration; return its time in microseconds, for sweepers that optimise."""
         try:
             _check_launcher()
-            if check_rival(config, searches=_is_multirun()):
-                self.session.progress.line.close()
-                return self.duels.ratio(config, quiet=self.session.in_python)
             request = self.session.request(config)
             if is_dry_run(config):
                 print_plan(self.session, [request], Path(os.path.realpath(str(config.folder))))
@@ -51,15 +43,11 @@ class SessionTask:
 
 def _check_launcher() -> None:
     """Raise UserError for a launcher without -m: Hydra would silently run the job in this process."""
-    if not HydraConfig.initialized() or _is_multirun():
+    if not HydraConfig.initialized() or HydraConfig.get().mode == RunMode.MULTIRUN:
         return
     name = OmegaConf.select(HydraConfig.get().launcher, "name")
     if name is not None:
         raise UserError(f"hydra/launcher={name} needs -m (--multirun): python -m attn_exp -m ...")
-
-
-def _is_multirun() -> bool:
-    return HydraConfig.get().mode == RunMode.MULTIRUN
 
 
 def print_plan(

@@ -12,11 +12,7 @@ NAMES = ("mlflow", "none")
 
 
 def make_tracker(config: Mapping[str, Any]) -> Tracker:
-    """Return the tracker that a configuration's `tracker` selects.
-
-    Raises:
-        UserError: there is no such tracker, or the MLflow location is invalid.
-    """
+    """Return the tracker that a configuration's `tracker` selects. Raises UserError if there is no such place."""
     name = str(config.get("name", "none"))
     if name == "none":
         return Tracker()

@@ -58,10 +58,7 @@ class Background:
     ) -> bool:
         """Wait until everything queued so far was tried, and return whether that was within limit and patience.
 
-        Args:
-            timeout_s: the limit.
-            kept_s: the part of the patience that is kept for later calls.
-            each: called again and again while it waits.
+        The part `kept_s` of the patience is kept for later calls, and `each` is called again and again while it waits.
         """
         done = threading.Event()
         self._tasks.put(done.set)

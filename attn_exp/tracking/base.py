@@ -39,7 +39,6 @@ class SweepInfo:
     name: str
     folder: Path
     command: str
-    kind: str = "sweep"
     began: float | None = None
 
 
@@ -60,7 +59,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """The summary of a sweep or a duel, for its own run.
+    """The summary of a sweep, for its own run.
 
     Attributes:
         answer: the answer that the sweep was run for, in Markdown. Links to its files stand behind it.
@@ -133,9 +132,8 @@ class Tracker:
     ) -> str | None:
         """Store what is left and end the sweep; return a sentence if something could not be stored. Never raise.
 
-        `artifacts` are files of the whole sweep, `of_jobs` those of single jobs by folder name. `summary` is about the
-        whole sweep, and `curves` are metrics over sequence length. Items not stored after `timeout_s` are given up;
-        they remain in their folders. `told` is called with how much is left.
+        `of_jobs` are files of single jobs by folder name. Items not stored after `timeout_s` are given up; they remain
+        in their folders. `told` is called with how much is left.
         """
         return None
 
@@ -220,7 +218,9 @@ def tags(record: Record) -> dict[str, str]:
         values[f"profiler_{profiler}"] = ": ".join(filter(None, (profile.status, profile.reason)))
     own = {f"attn_exp.{name}": str(value) for name, value in values.items() if value not in (None, "")}
     commit = str(environment.get("git_commit") or "").removesuffix("-dirty")
-    return own | {RUN_COLOUR: _colour(request)} | ({"mlflow.source.git.commit": commit} if commit else {})
+    name, configured = str(request.backend.get("name", "?")), request.config.get("backend")
+    colour = colour_of(name, recorded_about(name, configured.get("about") if isinstance(configured, dict) else None))
+    return own | {RUN_COLOUR: colour} | ({"mlflow.source.git.commit": commit} if commit else {})
 
 
 def ended_at(record: Record) -> str:
@@ -236,29 +236,6 @@ def _flags_by_pass(record: Record) -> str:
         passes = [name for name, flags in of_passes.items() if flag in flags]
         said.append(flag if len(passes) in (0, len(of_passes)) else f"{flag} ({', '.join(passes)})")
     return ", ".join(said)
-
-
-def _colour(request: Request) -> str:
-    name, configured = str(request.backend.get("name", "?")), request.config.get("backend")
-    return colour_of(name, recorded_about(name, configured.get("about") if isinstance(configured, dict) else None))
-
-
-def samples_csv(record: Record) -> str:
-    """Return all samples of a record as CSV, in chronological order for each pass and timer.
-
-    `round_at` is when their round began, in seconds since 1970; empty of a secondary timer.
-    """
-    lines = ["pass,timer,round,index,time_us,round_at"]
-    for direction, measured in record.passes.items():
-        for timing in measured.timings:
-            # The first block of a round is the last one here.
-            began = {round_: f"{begin:.6f}" for round_, begin, _ in reversed(timing.blocks)}
-            samples = enumerate(zip(timing.rounds, timing.times_us, strict=True))
-            lines += [
-                f"{direction},{timing.timer},{round_},{index},{time!r},{began.get(round_, '')}"
-                for index, (round_, time) in samples
-            ]
-    return "\n".join(lines) + "\n"
 
 
 def user_name() -> str | None:

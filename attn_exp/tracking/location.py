@@ -18,11 +18,7 @@ _EXAMPLE = "write tracker.uri=http://HOST:5000"
 
 
 def absolute_uri(uri: str) -> str:
-    """Return the URI with an absolute sqlite path, because a relative one depends on the current folder.
-
-    Raises:
-        UserError: MLflow has no store for this URI.
-    """
+    """Return the URI with an absolute sqlite path: a relative one depends on the current folder. Raises UserError."""
     kind, _, rest = uri.partition("://")
     scheme, shown = kind.split("+")[0], redacted(uri)
     if scheme == "sqlite":
@@ -96,11 +92,7 @@ def chosen(artifacts: str | None, uri: str) -> bool:
 
 
 def check_writable(uri: str, artifacts: str | None) -> None:
-    """Create the folders of a local store, and check that they and the database can be written.
-
-    Raises:
-        UserError: something cannot be created, written or read, or the database is not one to write into.
-    """
+    """Create the folders of a local store; raise UserError if they or the database cannot be written."""
     if (path := database_file(uri)) is not None:
         _make_writable(path.parent, "tracker.uri=sqlite:///FOLDER/mlflow.db")
         if check_database(path) and not os.access(path, os.W_OK):

@@ -62,11 +62,7 @@ class MlflowPlace:
         check_writable(self.uri, self.artifacts)
 
     def runs(self, sweep: SweepInfo) -> Runs:
-        """Return the runs of a sweep in this store, which is not contacted yet.
-
-        Raises:
-            UserError: MLflow is not installed.
-        """
+        """Return the runs of a sweep in this store, which is not contacted yet."""
         if importlib.util.find_spec("mlflow") is None:
             raise UserError("MLflow is not installed: pip install mlflow, or use tracker=none")
         silence()

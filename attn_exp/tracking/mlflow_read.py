@@ -47,11 +47,7 @@ def read_store(uri: str, experiment: str, names: Sequence[str]) -> list[Sweep]:
 
 
 def read_run(uri: str, run: str) -> tuple[Path, str, str]:
-    """Return the path of the record of a job's run, and the names of its experiment and sweep.
-
-    Raises:
-        UserError: there is no such store or run, or the run is not a job's.
-    """
+    """Return the path of the record of a job's run, and the names of its experiment and sweep. Raises UserError."""
     with _opened(uri, "give the job's folder") as client:
         try:
             found = client.get_run(run)
@@ -75,10 +71,8 @@ def read_run(uri: str, run: str) -> tuple[Path, str, str]:
 def pages(uri: str, experiment: str, sweep: str | None) -> list[str]:
     """Return the address of an experiment's list of sweeps, or those of a sweep's charts and of its own page.
 
-    They are relative to MLflow's first page, which is the address if the experiment does not exist.
-
-    Raises:
-        UserError: there is no such store or sweep.
+    They are relative to MLflow's first page, which is the address if the experiment does not exist. Raises UserError if
+    there is no such store or sweep.
     """
     with _opened(uri, "type another uri=") as client:
         if sweep is None:

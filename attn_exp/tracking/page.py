@@ -24,7 +24,7 @@ NOTE = "mlflow.note.content"
 # The digest of a description as it was written here, in a tag that MLflow's pages do not list.
 _NOTE_DIGEST = "mlflow.note.attn_exp"
 # Artifacts that a description links, in this order; pictures follow.
-_LINKED = {"report.html": "report", "table.csv": "all rows", "duel.txt": "report", "command.txt": "command"}
+_LINKED = {"report.html": "report", "table.csv": "all rows", "command.txt": "command"}
 _PICTURES = ".png"
 _CUT = "\n\n(cut: the report has the rest)"
 
@@ -49,14 +49,7 @@ def _digest(text: str) -> str:
 
 
 def store_summary(client: "MlflowClient", run: "Run", summary: Summary, artifacts: Sequence[str]) -> None:
-    """Store the summary of a sweep. Items that are there already and are the same are not stored twice.
-
-    Args:
-        client: the client of the store.
-        run: the sweep's own run, as it is in the store.
-        summary: the summary of the sweep.
-        artifacts: the paths of the run's files.
-    """
+    """Store the summary of a sweep in its own `run`. What is there already, and is the same, is not stored twice."""
     tags = fitting({f"attn_exp.{name}": value for name, value in summary.tags.items() if value})
     text = description(run.info.experiment_id, run.info.run_id, summary, artifacts)
     if text and not is_edited(run.data.tags):
@@ -112,11 +105,7 @@ def links(experiment: str, run: str, artifacts: Sequence[str]) -> str:
 def job_note(job: Record | Result, measuring: Measuring, standing: Mapping[str, str], answer: str) -> str:
     """Return the description of a job's run as Markdown: what it took, and what that is among its rivals.
 
-    Args:
-        job: a record or a result.
-        measuring: the measuring options of its request.
-        standing: the job's place among those of its case, by pass; empty while the sweep runs.
-        answer: the address of the sweep's own page.
+    `standing` is the job's place among those of its case, by pass; empty while the sweep runs.
     """
     lines = []
     if job.status != "ok":

@@ -16,10 +16,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from attn_exp.core.errors import UserError, is_inside
-from attn_exp.core.files import temporary_folder
 from attn_exp.core.record.file import FILE_NAME, LOG_NAME
 from attn_exp.core.record.record import Record
-from attn_exp.core.record.request import REQUEST_NAME, Request
+from attn_exp.core.record.request import REQUEST_NAME
 from attn_exp.core.record.status import STATUSES
 from attn_exp.core.redaction import redacted
 from attn_exp.core.versions import __version__
@@ -34,7 +33,6 @@ from attn_exp.tracking.base import (
     metrics,
     params,
     run_name,
-    samples_csv,
     tags,
 )
 from attn_exp.tracking.client import (
@@ -63,8 +61,6 @@ JOB, FINISHED_AT, SWEEP_ID = "attn_exp.job", "attn_exp.finished_at", "attn_exp.s
 _PARENT = "mlflow.parentRunId"
 # The colour of a sweep's own run: MLflow would give it that of a backend by chance.
 _NEUTRAL = "#808080"
-# The experiment of duels: their numbers would spoil the charts of sweeps.
-_DUELS = "_duels"
 
 
 def create_job_run(
@@ -80,30 +76,18 @@ def create_job_run(
     note = job_note(record, record.request.measuring, {}, run_page(experiment, parent))
     profiled = (name for profile in record.profiles.values() for name in profile.files)
     paths = [folder / name for name in dict.fromkeys((*_FILES, *profiled))]
-    with temporary_folder() as own:
-        samples = own / "samples.csv"
-        samples.write_text(samples_csv(record), encoding="utf-8")
+    new = NewRun(
+        name=run_name(record),
+        parent=parent,
+        moments=(record.started_at, record.finished_at),
+        tags=tags(record) | note_tags(note) | {SWEEP_ID: sweep_id},
+        params=params(record.request),
+        metrics=metrics_at(metrics(record), record.finished_at),
+        status="FINISHED" if STATUSES[record.status].finished else "FAILED",
         # Names in a record and links in a folder may be somebody else's: they select no other files for upload.
-        files = {path: _place(path, folder) for path in paths if path.is_file() and is_inside(path, folder)}
-        new = NewRun(
-            name=run_name(record),
-            parent=parent,
-            moments=(record.started_at, record.finished_at),
-            tags=tags(record) | note_tags(note) | {SWEEP_ID: sweep_id},
-            params=params(record.request),
-            metrics=metrics_at(metrics(record), record.finished_at),
-            status="FINISHED" if STATUSES[record.status].finished else "FAILED",
-            files=files | {samples: None},
-            dataset=_dataset(record.request),
-        )
-        return store_run(client, experiment, new, answered)
-
-
-def _dataset(request: Request) -> tuple[str, str, str]:
-    """Return a job's inputs as MLflow knows datasets: all jobs of one case, seed and kind of values have the same."""
-    origin = json.dumps({"inputs": request.measuring.inputs, "seed": request.measuring.seed})
-    name = request.case.label()
-    return name, hashlib.sha256(f"{name} {origin}".encode()).hexdigest()[:8], origin
+        files={path: _place(path, folder) for path in paths if path.is_file() and is_inside(path, folder)},
+    )
+    return store_run(client, experiment, new, answered)
 
 
 def keep_curves(
@@ -160,8 +144,6 @@ class Runs:
 
     def __init__(self, uri: str, artifacts: str | None, experiment: str, sweep: SweepInfo) -> None:
         self.sweep = sweep
-        # Whether the sweep had no run in the store before.
-        self.fresh = False
         # Called whenever the store has answered a part of what takes as many requests as there are jobs.
         self.answered: Callable[[], None] = lambda: None
         # That the store's files are not where it looks for them, as a sentence.
@@ -192,9 +174,7 @@ class Runs:
             from mlflow import MlflowClient
 
             client = MlflowClient(tracking_uri=self._uri)
-            duel = self.sweep.kind == "duel"
-            own = f"{self._experiment_name}{_DUELS}" if duel else self._experiment_name
-            experiment = open_experiment(client, own, self._artifacts)
+            experiment = open_experiment(client, self._experiment_name, self._artifacts)
             self.answered()
             if not is_server(self._uri):
                 # Before anything is written there, which makes the folder again.
@@ -202,7 +182,7 @@ class Runs:
             elsewhere = chosen(self._artifacts, self._uri) and self._artifacts != experiment.artifact_location
             if elsewhere and not self.moved:
                 raise UserError(
-                    f"MLflow's experiment {own} has its files in {experiment.artifact_location}: leave "
+                    f"MLflow's experiment {experiment.name} has its files in {experiment.artifact_location}: leave "
                     f"tracker.artifacts={self._artifacts} out, or choose another experiment: mlflow_experiment=NAME"
                 )
             self._experiment = str(experiment.experiment_id)
@@ -211,11 +191,7 @@ class Runs:
         return self._client
 
     def add(self, record: Record, folder: Path) -> bool:
-        """Store one job as a finished run, unless it is there; a run of an earlier attempt is replaced.
-
-        Returns:
-            Whether it was new.
-        """
+        """Store one job as a finished run, and return whether it was new; it replaces a run of an earlier attempt."""
         client, ended = self.connect(), ended_at(record)
         there = self._runs.setdefault(record.request.job, [])
         # Kept sweeps have the number.
@@ -280,7 +256,7 @@ class Runs:
         """Return the sweep's run, a new one if there is none, and find the runs of its jobs."""
         # On a shared server, sweeps of two users may have the same name.
         self._sweep_id = sweep_identity(self.sweep.folder)
-        identity = {"attn_exp.sweep": self.sweep.name, "attn_exp.kind": self.sweep.kind, SWEEP_ID: self._sweep_id}
+        identity = {"attn_exp.sweep": self.sweep.name, "attn_exp.kind": "sweep", SWEEP_ID: self._sweep_id}
         own_tags = {
             "attn_exp.folder": str(self.sweep.folder.absolute()),
             "attn_exp.command": redacted(self.sweep.command),
@@ -288,7 +264,6 @@ class Runs:
             RUN_COLOUR: _NEUTRAL,
         }
         parents = search(client, self._experiment, identity)
-        self.fresh = not parents
         if parents:
             parent = str(parents[-1].info.run_id)
             client.update_run(parent, "RUNNING")

@@ -21,12 +21,7 @@ class ArtifactError(RuntimeError):
 
 
 def refusal(error: Exception, option: str = "tracker.uri") -> str | None:
-    """Return what to do if a store refused the user or is not MLflow; None for trouble that may pass.
-
-    Args:
-        error: the exception that MLflow or a library below it raised.
-        option: the command's spelling of the address of the store.
-    """
+    """Return what to do if a store refused the user or is not MLflow; None for trouble that may pass."""
     code, text = getattr(error, "error_code", None), str(error)
     if code in _REFUSALS:
         body = re.search(r"Response body: '(.*)", text, re.DOTALL)

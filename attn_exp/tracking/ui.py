@@ -1,6 +1,5 @@
 """MLflow's own web pages for this project's runs: its server, and the address of the list to open."""
 
-import contextlib
 import os
 import signal
 import socket
@@ -43,15 +42,13 @@ def checked(uri: str, host: str, port: int) -> str:
     return uri
 
 
-def show(base: str, pages: Sequence[str], *, browser: bool, end: str = "") -> None:
-    """Print the addresses of a server's pages, and open the first one in the `browser`."""
+def show(base: str, pages: Sequence[str]) -> None:
+    """Print the addresses of a server's pages."""
     first, *answers = [f"{base}/{page}" for page in pages]
-    print("\n".join([first, *(f"its answer: {answer}" for answer in answers), *filter(None, [end])]), flush=True)
-    if browser:
-        open_browser(first)
+    print("\n".join([first, *(f"its answer: {answer}" for answer in answers)]), flush=True)
 
 
-def serve(uri: str, pages: Sequence[str], *, host: str, port: int, browser: bool = True) -> int:
+def serve(uri: str, pages: Sequence[str], *, host: str, port: int) -> int:
     """Run MLflow's server until Ctrl-C, and show its `pages`; return 0, or 1 if it did not run."""
     # The URI is passed by the environment, because all users can see command lines. One worker without job execution
     # takes a quarter of the memory and starts in seconds.
@@ -71,7 +68,8 @@ def serve(uri: str, pages: Sequence[str], *, host: str, port: int, browser: bool
         )
         try:
             if _answers(base, server):
-                show(base, pages, browser=browser, end="Ctrl-C ends it")
+                show(base, pages)
+                print("Ctrl-C ends it", flush=True)
                 server.wait()
             log.seek(0)
             last = (log.read().strip().splitlines() or ["it printed nothing"])[-1]
@@ -92,16 +90,6 @@ def _answers(base: str, server: "subprocess.Popen[bytes]") -> bool:
         except OSError:
             time.sleep(_POLL_S)
     return False
-
-
-def open_browser(address: str) -> None:
-    """Open the address where a person sits before a screen."""
-    screen = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
-    if screen and sys.stdout.isatty():
-        import webbrowser
-
-        with contextlib.suppress(webbrowser.Error, OSError):
-            webbrowser.open(address)
 
 
 def _end(server: "subprocess.Popen[bytes]") -> None:

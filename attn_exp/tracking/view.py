@@ -71,12 +71,7 @@ def all_sweeps() -> dict[str, Any]:
 
 
 def one_sweep(sweep: str, passes: Sequence[str] = HALVES) -> dict[str, Any]:
-    """Return the state of one sweep: its own run, its jobs and curves, in charts that have its backends' colours.
-
-    Args:
-        sweep: the name of the sweep.
-        passes: the passes that it measured.
-    """
+    """Return the state of one sweep: its own run, its jobs and curves, in charts that have its backends' colours."""
     section = {
         "uuid": _identity(sweep),
         # MLflow has room for some forty letters.
