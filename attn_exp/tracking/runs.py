@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from attn_exp.core.errors import UserError, is_inside
 from attn_exp.core.record.file import FILE_NAME, LOG_NAME
 from attn_exp.core.record.record import Record
-from attn_exp.core.record.request import REQUEST_NAME
+from attn_exp.core.record.request import REQUEST_NAME, Request
 from attn_exp.core.record.status import STATUSES
 from attn_exp.core.redaction import redacted
 from attn_exp.core.versions import __version__
@@ -86,8 +86,16 @@ def create_job_run(
         status="FINISHED" if STATUSES[record.status].finished else "FAILED",
         # Names in a record and links in a folder may be somebody else's: they select no other files for upload.
         files={path: _place(path, folder) for path in paths if path.is_file() and is_inside(path, folder)},
+        dataset=_dataset(record.request),
     )
     return store_run(client, experiment, new, answered)
+
+
+def _dataset(request: Request) -> tuple[str, str, str]:
+    """Return a job's inputs as MLflow knows datasets: all jobs of one case, seed and kind of values have the same."""
+    origin = json.dumps({"inputs": request.measuring.inputs, "seed": request.measuring.seed})
+    name = request.case.label()
+    return name, hashlib.sha256(f"{name} {origin}".encode()).hexdigest()[:8], origin
 
 
 def keep_curves(
