@@ -55,7 +55,7 @@ fuzz: setup
 
 # On a machine with an NVIDIA GPU, in an environment that has a CUDA build of torch.
 gpu-test:
-	$(PYTHON) -m pytest -q -n 4 -m "gpu and not alone" tests/gpu
+	$(PYTHON) -m pytest -q -n 6 -m "gpu and not alone" tests/gpu
 	$(PYTHON) -m pytest -q -m "gpu and alone" tests/gpu
 
 # The report and MLflow's pages in Debian's Chromium, or in CHROMIUM=PATH. Neither Playwright nor axe-core (an npm

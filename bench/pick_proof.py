@@ -158,7 +158,7 @@ def timed(case: Case, machine: Machine, backends: dict[str, dict[str, object]]) 
         entries["backward"].append(Entry(make_timer(timer, machine.gpu), backward, calls.scope))
     found: dict[str, dict[str, float]] = defaultdict(dict)
     for side, own in entries.items():
-        for label, timing in zip(labels, sample_rivals(own, ROUNDS), strict=True):
+        for label, timing in zip(labels, sample_rivals(own, ROUNDS, order=abba_order), strict=True):
             found[label][side] = summarize(timing.times_us, timing.rounds).median_us
     return found
 

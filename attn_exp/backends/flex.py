@@ -27,6 +27,8 @@ class Flex(DeclarativeBackend):
     supports = Supports(
         dtypes=("bfloat16", "float16", "float32"), window=True, prefix=True, chunk=True, softcap=True, sink=True,
         alibi=True, bias=True, latent=True, packed=True, ragged=True, value_dims="any", capability=(8, 0),
+        # Its template with 576 needs 344,064 bytes of shared memory; an H100 has 232,448.
+        largest_head_dim=512,
     )  # fmt: skip
     generates_triton = True
     claimed_share = FUSED_SHARE

@@ -5,7 +5,7 @@ import csv
 import pytest
 from cli import records, run
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 SMALL = ("dtype=bf16", "tracker=none", "sweep=a", "batch=1", "seq_len=1024")
 WANTED = {"kernel_name", "kernel_path", "kernel_category", "size_hints", "line_of_code", "num_load", "num_store"}
 WANTED |= {"num_for_loop", "num_atomic_add", "num_args", "kernel_args_num_gb", "ms", "gb", "gb_per_s", "share"}
