@@ -92,9 +92,7 @@ def complaints(ran: subprocess.CompletedProcess[str]) -> list[str]:
 
 def without_progress(err: str) -> list[str]:
     """The lines that are not `[1/6] ok ...`, and not what is done for long already, which a busy machine makes."""
-    progress = re.compile(
-        r"No GPU found: .*|\[ *\d+/\d+\] .*|.*, \d+ s so far|not all plots were .*|attn-exp compare .* plots=plots"
-    )
+    progress = re.compile(r"No GPU found: .*|\[ *\d+/\d+\] .*|not all plots were .*|attn-exp compare .* plots=plots")
     return [line for line in err.splitlines() if not progress.fullmatch(line)]
 
 

@@ -111,12 +111,6 @@ def test_a_sweep_without_a_name_is_named_by_its_time_and_by_what_it_varies():
     assert re.fullmatch(r"[\d-]{10}_[\d-]{8}-[0-9a-f]{4}", new_sweep_name(arguments=["batch=1"]))
 
 
-def test_another_sweeper_says_that_it_has_no_launcher(tmp_path):
-    ran = cli.run(*ARGUMENTS, "hydra/sweeper=basic", "hydra/launcher=joblib", cwd=tmp_path)
-    wanted = "hydra/launcher=... needs hydra/sweeper=attn_exp, the default: other sweepers run one job after another"
-    assert (ran.returncode, ran.stderr.splitlines()[-1]) == (2, f"attn-exp: {wanted}")
-
-
 def test_a_folder_that_is_deleted_in_the_middle_ends_the_sweep_with_one_sentence(tmp_path):
     process = cli.start("-m", *cli.QUICK, "backend=math,flash", "batch=range(1,40)", "sweep=s", cwd=tmp_path)
     cli.wait_for(lambda: list(tmp_path.glob("multirun/s/*/record.json")))

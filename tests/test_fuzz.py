@@ -135,7 +135,7 @@ def test_mutated_overrides_are_refused_in_a_sentence_or_a_request(composer, over
             return composer.request(overrides)
         except Exception as error:
             if is_of_composing(error):
-                return UserError(explain_error(error, lambda: " ".join(overrides)))
+                return UserError(explain_error(error))
             raise
 
     found, refusal = attempt(ask, UserError)

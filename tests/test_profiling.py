@@ -108,7 +108,7 @@ def test_a_job_is_done_once_it_has_every_profile_that_is_asked_for(tmp_path, mon
         (["profiler.works.megabytes=1"], ["choose profiler=works"]),
         (["profiler=works", "profiler.works.megabits=1"], ["there is no key 'profiler.works.megabits'"]),
         (["profiler=works", "profiler_timeout_s=0"], ["profiler_timeout_s=0 is not a positive number"]),
-        (["profiler=null"], ["Hydra cannot compose profiler=null ("]),
+        (["profiler=null"], ["Hydra cannot compose these overrides ("]),
         (["+profiler.mine.name=x"], ["profiler.mine has no class"]),
     ],
     ids=lambda value: " ".join(value),

@@ -74,22 +74,7 @@ def test_the_time_left_follows_from_the_share_that_is_done_and_ticks(terminal, m
     line.close()
 
 
-def test_in_a_pipe_what_is_quick_says_nothing_and_what_takes_long_has_one_plain_line(monkeypatch):
-    out = io.StringIO()
-    with LiveLine(out) as line:
-        line.show("reading")
-        line.show("drawing")
-    assert out.getvalue() == ""
-    monkeypatch.setattr(live_line, "LONG_S", 0.0)
-    with LiveLine(out) as line:
-        line.show("reading")
-        waited(out, "reading")
-        line.show("reading", done=0.5, total=1.0)
-    assert out.getvalue() == "reading, 0 s so far\n"
-
-
-def test_quiet_says_nothing_however_long_it_takes(monkeypatch, terminal):
-    monkeypatch.setattr(live_line, "LONG_S", 0.0)
+def test_quiet_says_nothing(terminal):
     pipe = io.StringIO()
     for stream in (terminal, pipe):
         progress = Progress(stream, LiveLine(stream, quiet=True))

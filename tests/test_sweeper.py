@@ -215,12 +215,10 @@ def test_an_option_goes_to_the_backends_that_have_it_and_multiplies_only_those(c
     ("words", "said"),
     [
         (("backend=flash,math", "sweep=${backend.name}"), "sweep=${backend.name} is one for the whole sweep"),
-        (("batch=${oc.env:BATCH}",), """write 'batch="${oc.decode:${oc.env:NAME}}"'"""),
         (("backend=flash,math", "backend.nope=1"), "the chosen backend has no key 'backend.nope'"),
     ],
 )
-def test_what_cannot_be_for_each_job_is_refused_with_what_works(call, monkeypatch, words, said):
-    monkeypatch.setenv("BATCH", "2")
+def test_what_cannot_be_for_each_job_is_refused_with_what_works(call, words, said):
     code, _, err = call("-m", *words, "device=cpu", "dry_run=true")
     assert code == 2
     assert said in err

@@ -40,9 +40,6 @@ REGRESSION, SKIPPED, UNSETTLED = 1, 3, 4
 def run(given: Arguments) -> int:
     """Compare, and print or write the result; return the exit code."""
     choice = choice_of(given)
-    if choice.out is not None and not (folder := Path(choice.out).parent).is_dir():
-        # Here, and not once all is compared and drawn.
-        raise UserError(f"cannot write {choice.out}: there is no folder {folder}; make it, or choose another out=FILE")
     with LiveLine() as line:
         line.show(f"reading {', '.join((*choice.against, *choice.sweep))} and comparing")
         from attn_exp.compare.answer import compare_read, read_against, read_sweeps

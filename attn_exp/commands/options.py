@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attn_exp.core.errors import UserError, nearest, no_config_dir, no_dashes
+from attn_exp.core.errors import UserError, nearest, no_config_dir
 from attn_exp.core.redaction import redacted
 from attn_exp.core.values import Reader, text
 
@@ -126,7 +126,6 @@ class Command:
                     raise UserError(f"{key}= needs a value: write {key}=VALUE")
                 typed[key] = value
             elif dashes or (match is not None and not self.overrides):
-                self.check_dashes(word)
                 what = f"{match[1]}=" if match else word
                 raise UserError(f"there is no option '{what}': {self.near(key)}")
             elif match is not None or (self.overrides and _OVERRIDE.fullmatch(word)):
@@ -163,13 +162,6 @@ class Command:
         elif place.most is not None and len(words) > place.most:
             only = "one" if place.most == 1 else f"at most {place.most}"
             raise UserError(f"{self.name} takes {only} {place.name}, and {len(words)} were given: {place.example}")
-
-    def check_dashes(self, word: str) -> None:
-        """Raise UserError for `--key` or `--key=value` that is near to no option, if the command takes overrides."""
-        key = word.removeprefix("--").partition("=")[0].replace("-", "_")
-        known = [one.name for one in self.options]
-        if self.overrides and word.startswith("--") and not nearest(key, known, cutoff=0.7):
-            raise no_dashes(word)
 
     def near(self, key: str, *more: str) -> str:
         """Return a hint about an option that does not exist: the nearest option, or else all, with `more`."""

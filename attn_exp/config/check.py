@@ -5,7 +5,7 @@ Hydra refuses an unknown key, but not one with a `+` before it, nor one in a fil
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,8 @@ _LONGEST = 300
 _COMPOSING = ("attn_exp.config.hydra_main", "attn_exp.config.compose", "attn_exp.sweep.product")
 
 
-def explain_error(error: Exception, culprit: Callable[[], str]) -> str:
-    """Return one sentence that says what is wrong and what to type instead.
-
-    `culprit` returns which overrides could not be composed, where the error does not say.
-    """
+def explain_error(error: Exception) -> str:
+    """Return one sentence that says what is wrong and what to type instead."""
     if isinstance(error, UserError):
         return str(error)
     # Not at the top: `--help` of most commands needs no Hydra.
@@ -35,14 +32,12 @@ def explain_error(error: Exception, culprit: Callable[[], str]) -> str:
         return f"{mark.name}, line {mark.line + 1}, is no YAML: {error.problem or error.context}"
     text = f"{error}" if error.args and str(error) else f"{error.__cause__ or ''}"
     if not isinstance(error, HydraException | OmegaConfBaseException):
-        what = f"{type(error).__name__}: {first_line(error)}" if text else type(error).__name__
-        return f"Hydra cannot compose {culprit()} ({what}): python -m attn_exp --cfg job shows what there is"
+        return f"Hydra cannot compose these overrides ({type(error).__name__}: {first_line(error)})"
     if isinstance(error, OverrideParseException):
-        # `_sweep` explains the rest of its message.
         text = f"Error parsing override '{error.override}'\n{text}"
     if word := _with_several_values(text):
         return f"several values need -m (--multirun): python -m attn_exp -m {word}"
-    for explain in (_unknown_option, _unknown_key, _sweep, _grammar):
+    for explain in (_unknown_option, _unknown_key, _grammar):
         if sentence := explain(text):
             return sentence
     return " ".join(text.split())[:_LONGEST]
@@ -51,8 +46,8 @@ def explain_error(error: Exception, culprit: Callable[[], str]) -> str:
 def is_of_composing(error: Exception) -> bool:
     """Whether an exception says that the overrides cannot be composed: one of Hydra's and OmegaConf's own kinds.
 
-    Another exception (a TypeError for `profiler=[1]`, an assertion for `backend=${oc.select:x}`) counts if they raise
-    it within, called by the modules that compose, and not by a job.
+    Another exception (a TypeError for `profiler=[1]`) counts if they raise it within, called by the modules that
+    compose, and not by a job.
     """
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -80,10 +75,6 @@ def _unknown_option(text: str) -> str | None:
         listed = [line for line in text.splitlines() if line.startswith("\t") and "=" not in line]
         options = [line.strip() for line in listed]
         options = options or sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
-        if not option:
-            return f"{group}= is empty: the choices are {', '.join(options)}"
-        if (group, option) == ("hydra/sweeper", "optuna"):
-            return "hydra/sweeper=optuna needs hydra-optuna-sweeper: pip install 'attn_exp[optuna]'"
         near = nearest(option, options)
         return f"{group}={option} does not exist: {near}the choices are {', '.join(options)}"
     match = re.search(r"Could not override '([^']+)'\.? ?\s*No match in the defaults list", text)
@@ -104,19 +95,14 @@ def _unknown_key(text: str) -> str | None:
         return f"{key} takes the name of a choice{several}"
     if key.startswith("profiler."):
         return f"there is no key '{key}': options of a profiler come with it, choose profiler={key.split('.')[1]}"
-    if key == "launcher":
-        return f"there is no key 'launcher': did you mean 'hydra/launcher=...', one of {', '.join(_launchers())}?"
-    launcher = key.startswith("hydra.launcher.")
-    if launcher and key in _launcher_keys(conf_folder()):
-        return f"there is no key '{key}' without a launcher: choose hydra/launcher={', '.join(_launchers())} first"
-    keys = _launcher_keys(conf_folder()) if launcher else _keys(conf_folder())
+    keys = _keys(conf_folder())
     if key in keys:
         return f"the chosen {key.partition('.')[0]} has no key '{key}': write +{key}=VALUE to add it"
     group, dot, option = key.partition(".")
     if group == "backend" and dot:
         return f"the chosen backend has no key '{key}': if its class takes {option}, write ++{key}=VALUE to add it"
     near = nearest(key, keys)
-    top = sorted(name for name in keys if launcher or "." not in name)
+    top = sorted(name for name in keys if "." not in name)
     return f"there is no key '{key}': {near or 'the keys are ' + ', '.join(top)}".rstrip(" ?") + ("?" if near else "")
 
 
@@ -125,21 +111,11 @@ def _with_several_values(text: str) -> str | None:
     return text.split("'")[1] if several else None
 
 
-def explain_error_of_one_case(error: Exception, culprit: Callable[[], str]) -> str:
+def explain_error_of_one_case(error: Exception) -> str:
     """Return the sentence of `explain_error` for a command that takes one case, and so one value of each key."""
     word = _with_several_values(str(error))
     key = word.partition("=")[0].lstrip("+") if word else None
-    return f"this command takes one case: give {key} one value" if key else explain_error(error, culprit)
-
-
-def _sweep(text: str) -> str | None:
-    if "Input config does not have a `_target_` field" in text:
-        return "hydra/launcher=... needs hydra/sweeper=attn_exp, the default: other sweepers run one job after another"
-    return None
-
-
-# Text that Hydra reads in quotes only: https://hydra.cc/docs/advanced/override_grammar/basic/#unquoted-values.
-_QUOTED = re.compile(r"""^[^'"]*[^\w\s/\\+.$%*@?|:=,()[\]{}'"-][^'"]*$""", re.ASCII)
+    return f"this command takes one case: give {key} one value" if key else explain_error(error)
 
 
 def _grammar(text: str) -> str | None:
@@ -148,9 +124,6 @@ def _grammar(text: str) -> str | None:
     if not match:
         return None
     key = re.match(r"[+~]*([A-Za-z_][\w./@-]*)=", match[1])
-    value = match[1].partition("=")[2]
-    if key and _QUOTED.search(value):
-        return f"the value of {key[1]} cannot be read: letters such as those stand in quotes, {key[1]}='\"{value}\"'"
     if key:
         return f"the value of {key[1]} cannot be read: write batch=1,8 or batch='range(1,9)'"
     if re.fullmatch(r"[\w-]+", match[1]):
@@ -166,14 +139,6 @@ def _keys(conf: Path) -> set[str]:
         if path.parent.name != "experiment":
             keys |= _flat(path, f"{path.parent.name}.")
     return {key for key in keys if not key.startswith(("hydra", "defaults"))}
-
-
-def _launchers() -> list[str]:
-    return sorted(path.stem for path in (conf_folder() / "hydra" / "launcher").glob("*.yaml"))
-
-
-def _launcher_keys(conf: Path) -> set[str]:
-    return {key for path in conf.glob("hydra/launcher/*.yaml") for key in _flat(path, "hydra.launcher.")}
 
 
 def _flat(path: Path, prefix: str) -> set[str]:

@@ -4,7 +4,6 @@ import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,17 +128,4 @@ def compose_config(overrides: Sequence[str], sweep: str, own: Path | None = None
     except Exception as error:
         if not is_of_composing(error):
             raise
-        raise UserError(explain_error_of_one_case(error, partial(culprit, overrides))) from error
-
-
-def culprit(overrides: Sequence[str]) -> str:
-    """Return which override Hydra cannot compose, composing each by itself, or `these overrides`."""
-    if len(overrides) == 1:
-        return overrides[0]
-    for override in overrides:
-        try:
-            compose_config([override], "any")
-        except UserError as mistake:
-            if f"{override} " in str(mistake):
-                return override
-    return "these overrides"
+        raise UserError(explain_error_of_one_case(error)) from error

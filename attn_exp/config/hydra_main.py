@@ -6,12 +6,7 @@ parser and calls its `Hydra` object, as `hydra._internal.utils._run_hydra` of Hy
 """
 
 import argparse
-import contextlib
-import io
-import re
-import textwrap
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -23,13 +18,12 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode, TaskFunction
 
-from attn_exp.config.check import declared_keys, explain_error, is_of_composing
-from attn_exp.config.compose import culprit, prepare_hydra
+from attn_exp.config.check import explain_error, is_of_composing
+from attn_exp.config.compose import prepare_hydra
 from attn_exp.config.overrides import override_key
 from attn_exp.core.conf import conf_folder
-from attn_exp.core.errors import UserError, no_config_dir, no_dashes
+from attn_exp.core.errors import UserError, no_config_dir
 
-_WIDTH = 100
 # Keys of folders that Hydra would write to, or change to, and that are no sweep's.
 _PLACES = (
     *("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.output_subdir", "hydra.job.chdir"),
@@ -45,7 +39,6 @@ def hydra_main(arguments: Sequence[str], task: TaskFunction, sweep: str) -> None
     Raises:
         UserError: a mistake in the arguments or in a configuration, in one sentence.
     """
-    _check_dashes(arguments)
     parser = get_args_parser()
     parser.error = _refuse  # type: ignore[method-assign]
     given = parser.parse_args(list(arguments))
@@ -61,17 +54,7 @@ def hydra_main(arguments: Sequence[str], task: TaskFunction, sweep: str) -> None
     except Exception as error:
         if not is_of_composing(error):
             raise
-        raise UserError(explain_error(error, partial(culprit, given.overrides))) from error
-
-
-def _check_dashes(arguments: Sequence[str]) -> None:
-    """Raise UserError for a key of ours that is typed as argparse takes it: `--backend flash`."""
-    flags = re.findall(r"--([a-z][\w-]+)", get_args_parser().format_usage())
-    for index, word in enumerate(arguments):
-        name, equals, _ = word.removeprefix("--").partition("=")
-        if word.startswith("--") and name.replace("-", "_") in declared_keys() and name not in flags:
-            following = "".join(arguments[index + 1 : index + 2])
-            raise no_dashes(word, "" if equals or following.startswith("-") or "=" in following else following)
+        raise UserError(explain_error(error)) from error
 
 
 def _refuse(message: str) -> NoReturn:
@@ -90,10 +73,6 @@ def _check(given: argparse.Namespace) -> None:
             )
 
 
-def _wrapped(line: str) -> str:
-    return textwrap.fill(line, _WIDTH, subsequent_indent="  ", break_on_hyphens=False) if len(line) > _WIDTH else line
-
-
 def _search_path(given: argparse.Namespace) -> ConfigSearchPath:
     """Return where Hydra searches for configurations. Raises UserError if `--config-dir` names no folder."""
     path = create_config_search_path(given.config_path or str(conf_folder()))
@@ -103,12 +82,6 @@ def _search_path(given: argparse.Namespace) -> ConfigSearchPath:
             raise UserError(no_config_dir(str(own)))
         path.prepend(provider="command-line", path=f"file://{own}", anchor=SearchPathQuery(provider="schema"))
     return path
-
-
-def _may_set_mode(given: argparse.Namespace) -> bool:
-    """Whether anything besides our own files without `+` is composed: none of these sets `hydra.mode`."""
-    elsewhere = given.config_name or given.config_path or given.config_dir
-    return bool(elsewhere) or any(word.startswith(("+", "hydra")) for word in given.overrides)
 
 
 def _options_of_jobs(given: argparse.Namespace) -> list[str]:
@@ -129,10 +102,7 @@ def _options_of_jobs(given: argparse.Namespace) -> list[str]:
 def _do(hydra: Hydra, parser: argparse.ArgumentParser, given: argparse.Namespace, task: TaskFunction) -> None:
     name, overrides = given.config_name or "config", _options_of_jobs(given)
     if given.help:
-        text = io.StringIO()
-        with contextlib.redirect_stdout(text):
-            hydra.app_help(config_name=name, args_parser=parser, args=given)
-        print("\n".join(_wrapped(line) for line in text.getvalue().rstrip().split("\n")))
+        hydra.app_help(config_name=name, args_parser=parser, args=given)
     elif given.hydra_help:
         hydra.hydra_help(config_name=name, args_parser=parser, args=given)
     elif given.cfg:
@@ -142,9 +112,11 @@ def _do(hydra: Hydra, parser: argparse.ArgumentParser, given: argparse.Namespace
     elif given.info:
         hydra.show_info(given.info, config_name=name, overrides=overrides)
     else:
-        # A stored sweep (+experiment=) may set the mode, and -m overrides it. To ask for it, all is composed once more.
-        asks = not given.multirun and _may_set_mode(given)
-        mode = hydra.get_mode(config_name=name, overrides=overrides) if asks else None
+        # A stored sweep (+experiment=) may set the mode, and -m overrides it. To ask for it, all is composed once more,
+        # but not where only our own files are: none of these sets it.
+        elsewhere = given.config_name or given.config_path or given.config_dir
+        other = elsewhere or any(word.startswith(("+", "hydra")) for word in given.overrides)
+        mode = hydra.get_mode(config_name=name, overrides=overrides) if other and not given.multirun else None
         multirun = given.multirun or mode == RunMode.MULTIRUN
         if mode != (RunMode.MULTIRUN if multirun else RunMode.RUN):
             overrides = [*overrides, f"hydra.mode={'MULTIRUN' if multirun else 'RUN'}"]

@@ -46,8 +46,6 @@ _LATER_FIELDS = {
 # Every configuration has these groups, and these keys in them.
 _GROUPS = ("model", "dtype", "inputs", "backend", "timer", "isolation", "tracker", "stopping", "compile")
 _INSIDE = (("timer", "name"), ("timer", "also"), ("dtype", "name"), ("inputs", "name"))
-# The mistake in a profiler's option, by the type of its default.
-_KINDS = {bool: "neither true nor false", int: "not a whole number from 1 on", list: "not a list: write [...]"}
 
 
 def chosen_profilers(config: dict[str, Any]) -> tuple[dict[str, Any], ...]:
@@ -61,8 +59,7 @@ def chosen_profilers(config: dict[str, Any]) -> tuple[dict[str, Any], ...]:
     if not isinstance(chosen, dict):
         raise UserError(f"profiler={chosen} is no choice of profilers: write profiler=torch or profiler=[proton,torch]")
     if "_target_" in chosen:
-        name = chosen.get("name", "NAME")
-        raise UserError(f"a profiler of your own begins with the line '# @package profiler.{name}': add it to its YAML")
+        raise UserError("a profiler of your own begins with the line # @package profiler.NAME: add it to its YAML")
     checked = [_checked(str(name), options) for name, options in chosen.items()]
     # inductor joins the results of the others, so it runs after them in whatever order they were typed.
     return tuple(sorted(checked, key=lambda options: options["name"] == "inductor"))
@@ -74,13 +71,6 @@ def _checked(name: str, options: Any) -> dict[str, Any]:
         raise UserError(f"profiler.{name} has no class: choose profiler={name}, or set +profiler.{name}._target_=...")
     if not name.isidentifier() or name in PASSES:
         raise UserError(f"profiler.{name} cannot be the name of a profiler: use letters, digits and '_'")
-    # The options in the YAML of one of our profilers; none if the profiler or its class is the user's own.
-    ours = choice("profiler", name)
-    for key, default in ours.items() if ours.get("_target_") == target else ():
-        value, kind = options.get(key), type(default)
-        valid = type(value) is kind and (kind is not int or value > 0)
-        if kind in _KINDS and not valid:
-            raise UserError(f"profiler.{name}.{key}={value} is {_KINDS[kind]}; it is {default} by default")
     return {**options, "name": name}
 
 
@@ -140,11 +130,7 @@ def _check_whole(config: dict[str, Any]) -> None:
 
 
 def resolve_device(device: str, gpus: list[GpuInfo]) -> tuple[str, list[GpuInfo]]:
-    """Return `cpu` or `cuda`, and the GPUs that the choice allows.
-
-    Raises:
-        UserError: there is no such device.
-    """
+    """Return `cpu` or `cuda`, and the GPUs that the choice allows. Raises UserError if there is no such device."""
     if device == "cpu" or (device == "auto" and not gpus):
         return "cpu", []
     if device in ("auto", "cuda"):
@@ -292,11 +278,6 @@ def _timers(chosen: dict[str, Any]) -> dict[str, TimerChoice]:
         if target != ours[name].target:
             raise UserError(f"timer.name={name} is a timer of attn_exp: give your own timer another name")
         return ours
-    known = next((one.name for one in ours.values() if one.target == target), None)
-    if known is not None:
-        raise UserError(
-            f"timer.name={name} does not exist, and its class is that of timer={known}: leave timer.name out"
-        )
     return ours | {name: timer_choice(chosen)}
 
 
@@ -340,10 +321,7 @@ def _identity(
     device: str,
     source: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """Return a hash over what makes two jobs the same.
-
-    This is the case, the backend with its source, the compiler, how to measure, and the kind of device.
-    """
+    """Return a hash over what makes two jobs the same: the arguments."""
     parts: dict[str, Any] = msgspec.to_builtins(
         {
             "case": case,

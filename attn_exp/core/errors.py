@@ -61,12 +61,6 @@ class UserError(Exception):
         return brief(super().__str__())
 
 
-def no_dashes(word: str, following: str = "") -> UserError:
-    """Return the error for a key that is typed as argparse takes it, `--seq-len=512` or `--seq-len 512`."""
-    name, _, value = word.removeprefix("--").partition("=")
-    return UserError(f"keys have no dashes: write {name.replace('-', '_')}={value or following or 'VALUE'}")
-
-
 class RecordError(ValueError):
     """A file that is no record: truncated, of another schema, or of another shape. The message names the file."""
 

@@ -16,14 +16,12 @@ if TYPE_CHECKING:
 
 # A child process whose environment has STAGES writes its stages to standard output, in lines that begin with STAGE.
 STAGES, STAGE = "ATTN_EXP_STAGES", "\x1e"
-# In a file or a pipe, only what takes longer has a line.
-LONG_S = 10.0
 
 
 class LiveLine:
     """Shows a bar, a text, a stage and the time left, else the elapsed time; removes them when it is closed.
 
-    If `stream` is no terminal, what takes longer than ten seconds has one plain line. `quiet` shows nothing.
+    It shows nothing if `stream` is no terminal, or if it is `quiet`.
     """
 
     def __init__(self, stream: TextIO | None = None, *, quiet: bool = False) -> None:
@@ -33,7 +31,6 @@ class LiveLine:
         # Tasks of a launcher report from a thread of their own.
         self._lock = threading.RLock()
         self._live: Live | None = None
-        self._long = threading.Timer(LONG_S, self._say)
         self._text = self._stage = ""
         self._done = self._total = self._began = self._ends = 0.0
 
@@ -43,19 +40,14 @@ class LiveLine:
             self.close()
             return
         with self._lock:
-            now, begins = time.monotonic(), text != self._text
-            if begins:
+            now = time.monotonic()
+            if text != self._text:
                 self._text, self._stage, self._began = text, "", now
             if left_s is None:
                 left_s = (now - self._began) * (total / done - 1) if done else 0.0
             self._done, self._total, self._ends = done, total, now + left_s
             if self._terminal and self._live is None:
                 self._draw()
-            elif begins and not self._terminal:
-                self._long.cancel()
-                self._long = threading.Timer(LONG_S, self._say)
-                self._long.daemon = True
-                self._long.start()
 
     def stage(self, text: str) -> None:
         """Say how far it is with what is being done."""
@@ -75,7 +67,6 @@ class LiveLine:
         """Remove the line until something is shown again."""
         with self._lock:
             self._remove()
-            self._long.cancel()
             self._text = ""
 
     def __enter__(self) -> "LiveLine":
@@ -83,11 +74,6 @@ class LiveLine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _say(self) -> None:
-        words = filter(None, [self._text, self._stage, f"{duration(LONG_S)} so far"])
-        with contextlib.suppress(OSError):
-            print(", ".join(words), file=self._stream, flush=True)
 
     def _draw(self) -> None:
         # Only for those who see it: the imports take a tenth of a second.

@@ -202,23 +202,6 @@ def colours(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def coloured_status(line: str, status: str, stream: TextIO) -> str:
-    """Return a line with its first mention of a status in colour: green if it is ok, yellow if not, red if wrong."""
-    code = {"ok": "32", "unsupported": "33", "unavailable": "33"}.get(status, "31")
-    return line.replace(status, f"\x1b[{code}m{status}\x1b[0m", 1) if colours(stream) else line
-
-
-def coloured_table(text: str, stream: TextIO) -> str:
-    """Return a table whose statuses are coloured as `coloured_status` does; one that is not ok has a `*` behind it."""
-    if not colours(stream):
-        return text
-    return re.sub(r"(?<= )(unsupported|unavailable)(?=\*)|(?<= )([a-z_]+)(?=\* )", _painted, text)
-
-
-def _painted(found: "re.Match[str]") -> str:
-    return f"\x1b[{33 if found[1] else 31}m{found[0]}\x1b[0m"
-
-
 def filled(line: str, width: int = WIDTH) -> str:
     """Return a sentence in lines of `width` columns, the following ones indented; no word is broken, at no hyphen.
 

@@ -7,7 +7,7 @@ from typing import TextIO
 
 from attn_exp.core.live_line import LiveLine
 from attn_exp.core.record.record import Record
-from attn_exp.core.text import at_width, coloured_status, duration
+from attn_exp.core.text import at_width, duration
 from attn_exp.results.result import result_of
 from attn_exp.results.table import job_line
 
@@ -49,7 +49,7 @@ class Progress:
         self._ends = now + left_s
         left = f"  {duration(left_s)} left" if ended < self.total else ""
         line = f"[{ended:>{len(str(self.total))}}/{self.total}] {job_line(result_of(record), self.options)}{left}"
-        self.note(coloured_status(at_width(line, self._notes), record.status, self._notes))
+        self.note(at_width(line, self._notes))
 
     def running(self, label: str) -> None:
         """Show which job is being measured."""

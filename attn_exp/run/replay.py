@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 
 from attn_exp.core.errors import RecordError, UserError, is_inside
 from attn_exp.core.record.profile import FOLDER as PROFILES
-from attn_exp.core.record.record import Record
 from attn_exp.core.record.request import DUEL_NAME
 from attn_exp.results.read import Sweep, read_folder, typed_command
-from attn_exp.results.result import Result
 from attn_exp.run.closing import FOLDER as PLOTS
 from attn_exp.run.closing import REPORT, ranked_rivals
 from attn_exp.run.summary import curves, summary_of
@@ -70,7 +68,9 @@ def _sweep(runs: "Runs", sweep: Sweep, folder: Path) -> Replayed:
     for result in sweep.results:
         job = result.path.parent
         try:
-            record = _own_record(result, folder)
+            if not is_inside(result.path, folder):
+                raise RecordError(f"{result.path} is a link that leads out of the sweep's folder")
+            record = result.record()
         except RecordError as error:
             broken.append(str(error))
             continue
@@ -95,13 +95,6 @@ def _sweep(runs: "Runs", sweep: Sweep, folder: Path) -> Replayed:
     except Exception as error:
         last = last or error
     return Replayed(name=runs.sweep.name, new=new, there=there, lacking=lacking, error=last, broken=tuple(broken))
-
-
-def _own_record(result: Result, folder: Path) -> Record:
-    """Return the record of a job in a folder. Raises RecordError if it cannot be read, or is a link elsewhere."""
-    if not is_inside(result.path, folder):
-        raise RecordError(f"{result.path} is a link that leads out of the sweep's folder")
-    return result.record()
 
 
 def _files(folder: Path, patterns: Sequence[str]) -> Iterator[Path]:

@@ -23,7 +23,7 @@ from attn_exp.core.live_line import LiveLine
 from attn_exp.core.record.record import Record
 from attn_exp.core.record.request import Request
 from attn_exp.core.redaction import redacted
-from attn_exp.core.text import coloured_table, colours, terminal_width
+from attn_exp.core.text import colours, terminal_width
 from attn_exp.results.read import read_folder
 from attn_exp.results.result import Result
 from attn_exp.results.store import done_record, keep_planned, sweep_words, user_path
@@ -328,7 +328,7 @@ class Session:
 
             return "\n" + table(end_page(rivals), width=width, colour=colours(sys.stdout), limit=_ROWS)
         text = rendered(results, self._form, width, rivals.answer.lines() if rivals else [], self._columns)
-        return f"\n{coloured_table(text, sys.stdout)}" if self._form == "table" else text
+        return f"\n{text}" if self._form == "table" else text
 
     def _say_what_next(
         self, results: Sequence[Result], folder: Path, look: str | None, reports: Sequence[Path], compares: bool

@@ -1,7 +1,7 @@
 """Summary of a sweep for MLflow: the answer, counts, means, where each job stands, and curves over length."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from attn_exp.compare.brief import answer_in_brief, safe, shared_in_brief
@@ -43,7 +43,8 @@ def summary_of(
         "gpu": ", ".join(sorted({result.device_name for result in results} - {""})),
     }
     moment = max((result.finished_at for result in results), default=None)
-    shared = _shared(params(result) for result in results)
+    every = [set(params(result).items()) for result in results]
+    shared = dict(sorted(set.intersection(*every))) if every else {}
     counted = _counted(results, counts, planned)
     without_answer = Summary(description=counted, params=shared, tags=tags, metrics=metrics, moment=moment)
     if rivals is None:
@@ -71,11 +72,6 @@ def summary_of(
         results=results,
         moment=moment,
     )
-
-
-def _shared(each: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    items = [set(one.items()) for one in each]
-    return dict(sorted(set.intersection(*items))) if items else {}
 
 
 def _counted(results: Sequence[Result], counts: Counter[str], planned: int | None) -> str:

@@ -132,12 +132,7 @@ class Case:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
                 typed = "null" if value is None else repr(value)
-                how = (
-                    f""": as a variable's number write '{name}="${{oc.decode:${{oc.env:NAME}}}}"'"""
-                    if isinstance(value, str)
-                    else ""
-                )
-                raise UserError(f"{name}={typed} is not a whole number from 1 to {largest:,}{how}")
+                raise UserError(f"{name}={typed} is not a whole number from 1 to {largest:,}")
         if self.q_heads % self.kv_heads:
             raise UserError(
                 f"kv_heads={self.kv_heads} does not divide q_heads={self.q_heads}: "

@@ -56,13 +56,7 @@ class _Operand:
 
 @dataclass(frozen=True)
 class Conjunct:
-    """One of the conditions that all have to hold.
-
-    Attributes:
-        test: returns whether the condition holds.
-        names: the fields that it reads.
-        constants: the constants that these fields are compared with.
-    """
+    """One of the conditions that all have to hold: the fields that it reads, and the constants it compares with."""
 
     test: Test
     names: frozenset[str]
@@ -122,10 +116,8 @@ class Filter:
     def _parsed(self) -> ast.expr:
         try:
             return ast.parse(self._spelled, mode="eval").body
-        except SyntaxError as error:
-            raise self._error(self._reason(error)) from None
-        except (RecursionError, MemoryError):
-            raise self._error("it is nested too deeply") from None
+        except (SyntaxError, RecursionError, MemoryError):
+            raise self._error("it cannot be read as conditions with 'and' or 'or' between them") from None
 
     def _spell(self, match: re.Match[str]) -> str:
         """Return a token as the parser gets it; numbers, text and words become the placeholders `_0_`, `_1_`, ..."""
@@ -138,16 +130,6 @@ class Filter:
             return f" {token} "
         self._atoms.append(match)
         return f" _{len(self._atoms) - 1}_ "
-
-    def _reason(self, error: SyntaxError) -> str:
-        if "never closed" in error.msg:
-            return "a ')' is missing"
-        if "too many nested" in error.msg:
-            return "it is nested too deeply"
-        if not error.offset or not error.end_offset:
-            return "it is incomplete"
-        place = self._typed(self._spelled[error.offset - 1 : error.end_offset - 1] or self._spelled[error.offset - 1])
-        return f"'and' or 'or' is missing in {place}" if "comma" in error.msg else f"{place} is unexpected"
 
     def _condition(self, node: ast.expr, depth: int) -> Test:
         if depth > _DEEPEST:
