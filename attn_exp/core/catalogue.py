@@ -52,11 +52,7 @@ class TimerChoice:
 
 
 def read_about(about: Any) -> About:
-    """Decode a backend's `about`.
-
-    Raises:
-        UserError: it has a key or a value that does not fit.
-    """
+    """Decode a backend's `about`. Raises UserError if it has a key or a value that does not fit."""
     if isinstance(about, dict) and (unknown := set(about) - {field.name for field in fields(About)}):
         known = ", ".join(field.name for field in fields(About))
         raise UserError(f"backend.about has the key {sorted(unknown)[0]}: its keys are {known}")
@@ -131,11 +127,7 @@ def timers() -> dict[str, TimerChoice]:
 
 
 def timer_choice(options: Mapping[str, Any]) -> TimerChoice:
-    """Return the timer that a `timer` node describes.
-
-    Raises:
-        UserError: the node names no devices.
-    """
+    """Return the timer that a `timer` node describes. Raises UserError if the node names no devices."""
     devices = options.get("devices")
     if not isinstance(devices, list) or not devices or not set(devices) <= {"cuda", "cpu"}:
         raise UserError(f"timer.devices={devices} is no list of devices: write devices: [cuda], [cpu] or [cuda, cpu]")

@@ -10,11 +10,7 @@ if TYPE_CHECKING:
 
 
 def frame(rows: Sequence[Mapping[str, Any]]) -> "pandas.DataFrame":
-    """Return rows as a pandas DataFrame.
-
-    Raises:
-        UserError: pandas is not installed.
-    """
+    """Return rows as a pandas DataFrame. Raises UserError if pandas is not installed."""
     try:
         import pandas
     except ImportError as error:

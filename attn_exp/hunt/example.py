@@ -35,12 +35,7 @@ class Question:
 class Example:
     """One thing to try.
 
-    Attributes:
-        case: the problem.
-        inputs: the kind of the values.
-        backward: whether gradients are computed too.
-        seed: the seed of the values.
-        large: `q`, `k` or `v` if the elements of this tensor lie so far from each other that offsets pass 2^31.
+    `large` is `q`, `k` or `v` if the elements of this tensor lie so far from each other that offsets pass 2^31.
     """
 
     case: Case
@@ -81,18 +76,9 @@ class Outcome:
 class Search:
     """The state of a search, as it is shown while it goes on and at its end.
 
-    Attributes:
-        tried: examples that ran and were judged.
-        large: the number of them with offsets above 2^31.
-        refused: examples that the backend cannot compute; `why` is the last reason.
-        too_large: examples for which the memory was too small.
-        spent_s: seconds since the search began, without the start of its process.
-        now: the example that runs, in words.
-        example: the smallest one that shows a bug.
-        outcome: what it does.
-        after_s: when the bug was found.
-        over: whether the search has ended.
-        mistake: why there was no search.
+    `tried` counts examples that ran and were judged, `large` those of them with offsets above 2^31, `refused` those
+    that the backend cannot compute (`why` is the last reason), and `too_large` those that did not fit into the memory.
+    `example` is the smallest one that shows a bug, `outcome` what it does, and `mistake` why there was no search.
     """
 
     tried: int = 0

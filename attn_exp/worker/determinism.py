@@ -58,13 +58,9 @@ def measure_determinism(attempt: Attempt, machine: Machine, prepared: PreparedBa
 
 @dataclass
 class _Tally:
-    """Comparisons of results of one pass with its usual results.
+    """Comparisons of results of one pass with its usual results; `cut` if the time was over before all were compared.
 
-    Attributes:
-        compared: the number of the result, its tensor's name, the comparison, and what names the result.
-        results: how many results were compared.
-        why: why others were not.
-        cut: whether the time was over before all were.
+    `compared` has the number of the result, its tensor's name, the comparison, and what names the result.
     """
 
     compared: list[tuple[int, str, Compared, Name]] = field(default_factory=list)

@@ -28,15 +28,9 @@ from attn_exp.workloads.base import Workload
 
 @dataclass(frozen=True)
 class PreparedBackend:
-    """A backend that is ready to be timed.
+    """A backend that is ready to be timed, with a call for each pass; `begin` makes it one that a timer may make.
 
-    Attributes:
-        backend: the backend.
-        calls: a call for each pass; `begin` makes it one that a timer may make.
-        scope: makes the context manager that the calls run in.
-        memory: the memory that it holds and takes, None on a CPU.
-        check: compares results with references.
-        build_mask: builds the mask's data anew, None if there is none.
+    `memory` is None on a CPU, and `build_mask` without data of a mask to build anew.
     """
 
     backend: Backend

@@ -114,11 +114,7 @@ def facts_of(device: str, environment: Mapping[str, Any], packages: Iterable[str
 
 
 def write_table(table: DispatchTable, path: Path) -> None:
-    """Write a table with its schema and a hash of its content.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Write a table with its schema and a hash of its content. Raises UserError if the file cannot be written."""
     content = msgspec.to_builtins(table)
     whole = {"schema": SCHEMA, "sha256": _hash(content), "table": content}
     try:

@@ -95,11 +95,7 @@ def energy_of(
 ) -> Energy:
     """Return the energy of some stretches of load by the counter, or if that does not say by sampled power.
 
-    Args:
-        stretches: the begin and end of each stretch.
-        readings: the readings in time order.
-        inside: the readings that fell into the stretches.
-        limit_w: the device's power limit, to see which reading is impossible.
+    `inside` are the readings that fell into the stretches; the power limit tells which reading is impossible.
     """
     counted = _counted(stretches, readings, limit_w)
     powers = [one.power_w for one in inside if one.power_w is not None]

@@ -103,10 +103,7 @@ _CAPPED = frozenset({"sw_power_cap", "hw_power_brake"})
 def timing_flags(ranking: Timing, others: tuple[Timing, ...], quantum_us: float = 0.0) -> set[str]:
     """Return the flags that follow from the samples of the ranking and secondary timers.
 
-    Args:
-        ranking: the ranking timer's samples.
-        others: the secondary timers' samples.
-        quantum_us: the step of this GPU's event times, in microseconds.
+    `quantum_us` is the step of this GPU's event times, in microseconds.
     """
     flags = set(ranking.flags).union(*(other.flags for other in others))
     medians = round_medians(ranking.times_us, ranking.rounds)

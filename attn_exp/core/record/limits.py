@@ -31,15 +31,7 @@ _RESTLESS = frozenset({"drift", "unstable", "power_capped", "thermal", "shared_g
 def above_datasheet(
     case: Case, direction: str, timing: Timing, peak: Peak | None, work: Work | None = None
 ) -> str | None:
-    """Return the sentence that says which of the datasheet's rates the median exceeds, or None.
-
-    Args:
-        case: the problem.
-        direction: the pass.
-        timing: the ranking timer's samples.
-        peak: the datasheet's rates; None for a device without any.
-        work: a block's work; None without a block.
-    """
+    """Return the sentence that says which of the datasheet's rates the median exceeds, or None."""
     if peak is None or timing.timer in ISSUE_ONLY:
         return None
     seconds = summarize(timing.times_us, timing.rounds).median_us / 1e6
@@ -62,15 +54,7 @@ def flops_per_s(case: Case, direction: str, timing: Timing, work: Work | None = 
 def above_product(
     case: Case, direction: str, timing: Timing, product_flops_per_s: float | None, work: Work | None = None
 ) -> str | None:
-    """Return the sentence that says how far the median exceeds a measured matrix product's rate, or None.
-
-    Args:
-        case: the problem.
-        direction: the pass.
-        timing: the ranking timer's samples.
-        product_flops_per_s: the rate of the matrix product; None if it is not known.
-        work: a block's work; None without a block.
-    """
+    """Return the sentence that says how far the median exceeds a measured matrix product's rate, or None."""
     if not product_flops_per_s or timing.timer in ISSUE_ONLY:
         return None
     rate = flops_per_s(case, direction, timing, work)

@@ -29,9 +29,7 @@ GAP_US = 1.5
 def disagreements(timings: Sequence[Timing], kernels: Sequence[Kernel] = ()) -> tuple[Disagreement, ...]:
     """Return the pairs of timers that disagree by more than both of their intervals and the floor.
 
-    Args:
-        timings: the ranking timer's samples, then those of the secondary timers.
-        kernels: the kernels that a call launches, between which there are gaps.
+    Between the `kernels` that a call launches there are gaps.
     """
     known = [timing for timing in timings if timing.timer in _AROUND]
     launches = sum(kernel.count for kernel in kernels)

@@ -21,15 +21,7 @@ from attn_exp.workloads.base import Workload
 
 @dataclass
 class Check:
-    """Compares the calls of one job with references.
-
-    Attributes:
-        attempt: the job, which gets the findings.
-        machine: keeps references for other jobs of the same case.
-        workload: makes inputs and references.
-        calls: the calls of the backend, or of the block around it.
-        inputs: the seed's inputs, which the backend was given.
-    """
+    """Compares the calls of one job, or of the block around it, with references, and tells `attempt` what it finds."""
 
     attempt: Attempt
     machine: Machine

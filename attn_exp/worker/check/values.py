@@ -54,15 +54,8 @@ class _Made:
 class ValuesCheck:
     """Calls each pass of an attention once, untimed, on values of a kind.
 
-    Attributes:
-        attempt: the job, which gets the findings.
-        machine: keeps references for other jobs of the same case.
-        request: the job, of the attention alone.
-        calls: the backend's calls.
-        contents: the tensors that the calls read.
-        form: the form of results.
-        seeded: the inputs that the calls are left with.
-        call: the calls' name in the record.
+    `machine` keeps references for other jobs of the same case, `request` is of the attention alone, and `seeded` are
+    the inputs that the calls are left with.
     """
 
     attempt: Attempt

@@ -103,11 +103,7 @@ class Machine:
 
     @classmethod
     def open(cls, device: str) -> "Machine":
-        """Open the device: context, flush buffer, NVML.
-
-        Raises:
-            Unavailable: PyTorch sees no CUDA device.
-        """
+        """Open the device: context, flush buffer, NVML. Raises Unavailable if PyTorch sees no CUDA device."""
         if device != "cuda":
             # Its reference imports what autograd needs, before a backend is timed; a job of forwards does not need it.
             return cls(device, environment=environment(device), watch=watch_cpu())
