@@ -136,7 +136,6 @@ def test_rounds_without_any_spread_are_judged_exactly():
         ([[1.0, 0.0], [1.0, 2.0]], {}, "positive and finite, not 0.0"),
         ([[1.0, 2.0], [1.0, math.nan]], {}, "positive and finite, not nan"),
         ([[1.0, 2.0], [1.0, 2.0]], {"margin": 0.0}, "margin must be positive"),
-        ([[1.0, 2.0], [1.0, 2.0]], {"false_discovery_rate": 0.0}, "between 0 and 1"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(medians, options, why):

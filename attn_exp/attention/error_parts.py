@@ -97,12 +97,10 @@ def of_rows(rows: Rows, small: float, sizes: torch.Tensor | None = None) -> torc
     With `sizes` (heads or 1, rows) by the norm that rows of these sizes have on average, if it is larger.
     """
     norm = rows.norm.clamp(min=small * rows.typical)
-    return rows.error / (norm if sizes is None else torch.maximum(norm, _usual_norms(rows, sizes)))
-
-
-def _usual_norms(rows: Rows, sizes: torch.Tensor) -> torch.Tensor:
-    """Return the norms that rows of these sizes have on average."""
-    return sizes * (rows.typical / sizes.square().mean().clamp(min=_TINY).sqrt())
+    if sizes is not None:
+        # The norms that rows of these sizes have on average.
+        norm = torch.maximum(norm, sizes * (rows.typical / sizes.square().mean().clamp(min=_TINY).sqrt()))
+    return rows.error / norm
 
 
 def of_tiles(rows: Rows, small: float, tile: int) -> torch.Tensor:

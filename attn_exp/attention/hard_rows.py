@@ -60,15 +60,9 @@ class Channels:
 
 @dataclass(frozen=True)
 class Rows:
-    """Query rows that get the same treatment.
+    """Query rows that get the same treatment, by their heads (counted over the rows of the batch) and queries.
 
-    Attributes:
-        case: the problem.
-        channels: the channels' roles.
-        k: the keys of some rows of the batch, (batch * kv_heads, kv_len, head_dim) in float32.
-        heads: the index of each row's query head, counted over these rows of the batch.
-        queries: the index of each row's query.
-        generator: the source of random numbers.
+    `k` are the keys of some rows of the batch, (batch * kv_heads, kv_len, head_dim) in float32.
     """
 
     case: Case

@@ -137,9 +137,7 @@ def timer_choice(options: Mapping[str, Any]) -> TimerChoice:
 def timer_of(name: str, chosen: Mapping[str, Any]) -> TimerChoice:
     """Return a request's timer by its name in the records.
 
-    Args:
-        name: the ranking timer or one of `also`.
-        chosen: the `timer` node of the configuration, which describes a timer that does not come with the package.
+    The `timer` node of the configuration, `chosen`, describes one that does not come with the package.
 
     Raises:
         ValueError: no such timer.

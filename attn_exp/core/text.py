@@ -205,23 +205,11 @@ def colours(stream: TextIO) -> bool:
 def filled(line: str, width: int = WIDTH) -> str:
     """Return a sentence in lines of `width` columns, the following ones indented; no word is broken, at no hyphen.
 
-    A line that is a command stays one, so that it can be copied, and so does one in brackets that fits.
+    A line that is a command stays one, so that it can be copied.
     """
     if re.match(r"\s*(python -m|attn-exp) ", line):
         return line
-    whole = re.sub(
-        r"\battn-exp [^()]*(?=\))|\d+ (h \d+ min|min \d+ s|s) left$", lambda found: _unbroken(found[0], width), line
-    )
-    filled_line = textwrap.fill(whole, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
-    return filled_line.replace(_NO_SPACE, " ")
-
-
-# Stands for a space at which no line may end; of the private use area.
-_NO_SPACE = "\ue000"
-
-
-def _unbroken(command: str, width: int) -> str:
-    return command.replace(" ", _NO_SPACE) if len(command) < width - 8 else command
+    return textwrap.fill(line, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
 
 
 def and_text(words: Sequence[str]) -> str:

@@ -52,12 +52,10 @@ class Session:
         arguments: the command line as typed, for `command.txt` and for the command that finishes the sweep.
         worker: used if the configuration asks for a warm one; it may have been started already.
         run_folder: measures jobs in this process, for `isolation=none`.
-        line: shows what is being done.
         each: called with the record of each job that has ended or was done before, and the job's folder. Nothing is
             printed on standard output then.
 
     Attributes:
-        status: the end of the session if no exception ends it.
         ahead: the number of jobs that may be queued behind the one that is measured.
         context: the folder, tracker, GPU and worker of the sweep; None until its first job.
     """

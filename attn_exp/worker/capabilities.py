@@ -31,14 +31,8 @@ class Question:
 class Answer:
     """Known facts about one backend.
 
-    Attributes:
-        about: the first line of the class's docstring.
-        needs: the command that installs its package.
-        version: the version of its package, or of torch.
-        missing: why it cannot be loaded.
-        can_compute: its declared support, in a few words.
-        refusal: why it cannot compute the question's case here.
-        declared: why it cannot compute it on any machine, by what it declares.
+    `missing` is why it cannot be loaded, `refusal` why it cannot compute the question's case here, and `declared` why
+    it cannot on any machine, by what it declares.
     """
 
     name: str

@@ -48,7 +48,9 @@ def measure_tensors(
         workload = _judged_by(scaled(case, scale), request, given, counted=True)
     backends = [GivenFunction(one.backend["name"], function) for one, function in zip(requests, functions, strict=True)]
     with _own_stream(device):
-        machine = _machine(device)
+        machine = _opened(device)
+        # They may have been changed since it was opened.
+        machine.settings = Settings.now()
         try:
             if len(requests) == 1:
                 return [measure(request, machine, (backends[0], workload))]
@@ -71,13 +73,6 @@ def _judged_by(right: Reference, request: Request, given: Inputs, *, counted: bo
         return GivenReference(request.case, given, right, with_gradients=gradients, counted=counted)
     except Exception as error:  # a reference may raise anything
         raise ValueError(f"{type(error).__name__}: {first_line(error)}") from error
-
-
-def _machine(device: torch.device) -> Machine:
-    """Return the machine of a device with the present settings: they may have been changed since it was opened."""
-    machine = _opened(device)
-    machine.settings = Settings.now()
-    return machine
 
 
 @cache

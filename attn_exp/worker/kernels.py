@@ -64,7 +64,10 @@ def name_kernels(attempt: Attempt, machine: Machine, prepared: PreparedBackend, 
     elif machine.gpu is not None:
         attempt.traced[direction] = traced
     if machine.gpu is not None:
-        _check_launches(backend, direction, traced)
+        idle = sum(not call.activities for call in traced.calls)
+        if idle:
+            which = "" if idle == len(traced.calls) else f" in {idle} of {len(traced.calls)} calls"
+            raise Stopped("wrong_kernel", f"{direction}: {backend.name} ran no kernel at all{which}")
     if wrong is not None:
         raise Stopped("wrong_kernel", wrong)
     _check_stream(direction, traced)
@@ -84,13 +87,6 @@ def _outside_bytes(attempt: Attempt, prepared: PreparedBackend) -> int | None:
     """Return the bytes outside of PyTorch's allocator that the backend took; None where others may have taken them."""
     alone = all(reading.get("processes", 0) <= 1 for reading in attempt.telemetry)
     return prepared.memory.outside_now() if prepared.memory and alone else None
-
-
-def _check_launches(backend: Backend, direction: str, traced: Trace) -> None:
-    idle = sum(not call.activities for call in traced.calls)
-    if idle:
-        which = "" if idle == len(traced.calls) else f" in {idle} of {len(traced.calls)} calls"
-        raise Stopped("wrong_kernel", f"{direction}: {backend.name} ran no kernel at all{which}")
 
 
 def _wrong_claim(request: Request, backend: Backend, direction: str, device: str, traced: Trace) -> str | None:

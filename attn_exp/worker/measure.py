@@ -78,7 +78,11 @@ def measure_interleaved(
     for attempt, prepared in rivals:
         if attempt.status == "ok":
             attempt.run(partial(_check_again, attempt, machine, prepared))
-    _flag_clocks(attempts)
+    standing_still = [attempt for attempt in attempts if attempt.status == "ok"]
+    for direction in requests[0].measuring.passes:
+        if clocks_differ([clock_of(one.passes[direction].window, one.telemetry) for one in standing_still]):
+            for attempt in standing_still:
+                attempt.flags.add("clock_mismatch")
     return [attempt.record(machine) for attempt in attempts]
 
 
@@ -249,14 +253,6 @@ def _store_metrics(attempt: Attempt, machine: Machine, direction: str) -> None:
 
 def _flag_telemetry(attempt: Attempt, machine: Machine) -> None:
     attempt.flags |= telemetry_flags(attempt.telemetry, machine.environment.get("max_sm_clock_mhz"))
-
-
-def _flag_clocks(attempts: Sequence[Attempt]) -> None:
-    standing = [attempt for attempt in attempts if attempt.status == "ok"]
-    for direction in attempts[0].request.measuring.passes:
-        if clocks_differ([clock_of(one.passes[direction].window, one.telemetry) for one in standing]):
-            for attempt in standing:
-                attempt.flags.add("clock_mismatch")
 
 
 def _rule(measuring: Measuring) -> StoppingRule:

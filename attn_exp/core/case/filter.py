@@ -67,13 +67,9 @@ class Filter:
     """A filter expression: Python parses it, and only a few node types of its syntax tree are accepted.
 
     Args:
-        expression: the expression as typed.
         known: the getter of each field.
         values: returns the values that a field has, without None; text that is none of them is a mistake.
         fields: the names of fields as the message about an unknown one lists them.
-
-    Raises:
-        UserError: it is too long, or has a sign that no expression has.
     """
 
     def __init__(

@@ -12,14 +12,9 @@ from attn_exp.core.dispatch.table import Bucket, DispatchTable, Mode, inexpressi
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Which backend to call for a shape, and why.
+    """Which backend to call for a shape, and why; no `label` leaves the choice to SDPA.
 
-    Attributes:
-        label: the backend's label in the table; None leaves the choice to SDPA.
-        how: `measured`, the pick of the `nearest` measured shape, or `none`.
-        why: one sentence.
-        bucket: the bucket of the shape, or the nearest one.
-        beyond: the respect in which the shape lies beyond all measured ones.
+    `bucket` is that of the shape or the nearest one, `beyond` in which respect the shape lies beyond all measured ones.
     """
 
     label: str | None

@@ -64,23 +64,15 @@ _MOST_VALUES = 1 << 29
 
 @dataclass
 class Machine:
-    """State that a worker keeps from job to job.
+    """State that a worker keeps from job to job; `gpu`, `state` (NVML's readings) and `memory` are None on a CPU.
 
     Attributes:
-        device: `cuda` or `cpu`.
-        gpu: the GPU's clock and queue, None on a CPU.
-        state: NVML's readings, None without NVML.
-        environment: names, versions and settings of each record.
-        ceilings: the ceilings by dtype.
-        canaries: microseconds of fixed work, measured once.
         expected: the last case's reference, and its key.
         tolerances: those of cases with normal inputs and one row of the batch, with or without gradients.
         values: other values of one row of the batch by their kind and case, with the row of the results that is
             compared, and its reference.
         loaded_s: the longest load that the GPU has been under, in seconds.
         settings: PyTorch's settings before any backend was loaded.
-        memory: the GPU's counters of memory, None on a CPU.
-        watch: looks at clock, power and energy while calls are timed.
         heavy_until: when a call that the power limit may hold back was last timed.
         announce: called with `check`, `compile` or `time` when a job begins that.
     """
