@@ -37,8 +37,7 @@ class Source:
 def source_of(target: str) -> Source | None:
     """Return the source of the class that `_target_` names, as `pkg.mod.Class` or `pkg.mod:Class`.
 
-    Returns:
-        None for a class of this package, and for one whose module is not found or has no file.
+    None for a class of this package, and for one whose module is not found or has no file.
     """
     if target.partition(":")[0].split(".")[0] == OURS:
         return None

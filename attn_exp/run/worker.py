@@ -31,12 +31,9 @@ _STAGES = ("check", "compile", "time")
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended.
+    """How a job ended; `status` and `reason` are None if the worker wrote the record itself.
 
-    Attributes:
-        folder: the job's folder.
-        status: None if the worker wrote the record itself, as is `reason`.
-        profiling: whether a profiler failed; the record of the timing exists then.
+    `profiling` says that a profiler failed; the record of the timing exists then.
     """
 
     folder: Path

@@ -18,12 +18,7 @@ _MOST_ORDERS = 7
 
 @dataclass(frozen=True)
 class Side:
-    """The rearranged indices of queries, or of keys.
-
-    Attributes:
-        places: for each index the one that it has in the usual batch.
-        parts: how many indices each row or sequence has, in the other batch's order.
-    """
+    """Rearranged indices of queries or keys: each one's place in the usual batch, and how many each row has."""
 
     places: tuple[int, ...]
     parts: tuple[int, ...]

@@ -17,17 +17,9 @@ OF_THE_BATCH = ("positions", "batch_sizes")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """The first element whose bits differ between two results of one tensor.
+    """The first element whose bits differ between two results of one tensor; `value` and `usual` have their bits.
 
-    Attributes:
-        result: the result that differs from the one it is compared with: `call 37`, `row 2 at position 0`.
-        tensor: the tensor's name, `out` or a gradient's.
-        index: the element's place in the tensor.
-        value: the element there, with its bits.
-        usual: the element of the result that it is compared with, with its bits.
-        elements: the number of elements of this result's tensor that differ.
-        elements_of: the number of all its elements.
-        max_abs: the largest difference between the two, None if it is not finite.
+    Of the tensor's `elements_of` elements `elements` differ; `max_abs` is the largest difference, None if not finite.
     """
 
     result: str
@@ -50,14 +42,9 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bitwise:
-    """Whether results of one pass have the same bits as the first one.
+    """Whether results of one pass have the same bits as the first one: of `compared` results, `differing` have not.
 
-    Attributes:
-        same: yes or no; None if it is not known, as where no other batch fits into the memory.
-        compared: the number of results that were compared with the first one.
-        differing: the number of these that differ.
-        first: the first difference, None if there is none or nothing was compared.
-        why: the reason why nothing is known, or why nothing was compared; None otherwise.
+    `same` is None if it is not known, as where no other batch fits into the memory; `why` then says the reason.
     """
 
     same: bool | None

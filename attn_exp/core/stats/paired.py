@@ -7,7 +7,7 @@ samples can tell that from a difference between them.
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -94,7 +94,10 @@ def compare_all(
     """
     if not 0 < margin < math.inf:
         raise ValueError(f"margin must be positive and finite, not {margin}")
-    pairs = list(_paired(_logs(medians_by_rival)))
+    logs, pairs = _logs(medians_by_rival), list[_Pair]()
+    for a, b in itertools.combinations(range(len(logs)), 2):
+        found = RoundsMean([log_b - log_a for log_a, log_b in zip(logs[a], logs[b], strict=True)])
+        pairs.append(_Pair(a, b, found.mean, found.half_width(), found.p_value(0.0), found.rounds))
     adjusted = benjamini_hochberg([pair.p for pair in pairs])
     return [
         PairedComparison(
@@ -148,13 +151,6 @@ def _logs(medians_by_rival: Sequence[Sequence[float]]) -> list[list[float]]:
         if not 0 < time < math.inf:
             raise ValueError(f"times must be positive and finite, not {time}")
     return [[math.log(time) for time in medians] for medians in medians_by_rival]
-
-
-def _paired(logs: Sequence[Sequence[float]]) -> Iterator[_Pair]:
-    for a, b in itertools.combinations(range(len(logs)), 2):
-        ratios = [log_b - log_a for log_a, log_b in zip(logs[a], logs[b], strict=True)]
-        found = RoundsMean(ratios)
-        yield _Pair(a, b, found.mean, found.half_width(), found.p_value(0.0), found.rounds)
 
 
 def _verdict(pair: _Pair, log_margin: float, *, rejected: bool) -> Verdict:

@@ -63,7 +63,6 @@ class OwnMemory:
     """Memory that a job holds and takes, to tell the memory of its calls from that of everything else.
 
     Attributes:
-        memory: the device's counters.
         resident: bytes that every call needs: inputs without d_out, and what the backend keeps.
         outside: bytes that the driver had given out to others before the backend took any.
         forward: the memory that a forward adds; None before one was measured.
