@@ -28,7 +28,7 @@ def a_job(backend, us, length, causal=True, **more):
     job = sweeps.job(backend, us, us * 2.5, of=sweeps.case(seq_len=length, causal=causal), **more)
     metrics, passes = dict(job.metrics), {}
     for side in ("forward", "backward"):
-        metrics |= {f"{side}/first_call_s": 0.1 + us / 1e5, f"{side}/min_bytes": 1e6 * length}
+        metrics |= {f"{side}/min_bytes": 1e6 * length}
         metrics[f"{side}/gb_per_s"] = 1e3 * length / metrics[f"{side}/time_us"]
         times = tuple(us * (1 + 0.001 * (index % 7)) for index in range(40))
         timing = Timing(timer="device", l2="cold", times_us=times, rounds=(0,) * 40, stop_reason="precise")
@@ -71,7 +71,7 @@ def legend(chart):
 
 
 def test_all_that_make_sense_are_drawn_with_captions_that_say_of_what(drawn):
-    assert list(drawn) == ["heatmap", "lengths", "roofline", "accuracy", "first_call", "samples", "bandwidth"]
+    assert list(drawn) == ["heatmap", "lengths", "roofline", "accuracy", "samples"]
     for chart in drawn.values():
         assert "NVIDIA H200" in chart.caption and "2026-03-01" in chart.caption and "n = " in chart.caption
         # What no case has is not what all have.
@@ -138,28 +138,15 @@ def test_the_roofline_has_both_roofs_and_every_point(drawn):
     assert {round(max(line.get_ydata()), 1) for line in roofs} == {720.0, 989.4}
 
 
-def test_samples_first_calls_and_errors_are_the_records(drawn):
+def test_samples_and_errors_are_the_records(drawn):
     axes = panels(drawn["samples"])[0]
     dots = [line for line in axes.lines if line.get_marker() == "."]
     assert len(dots) == 16 and all(len(line.get_xdata()) == 40 for line in dots)
     assert "Of 24 jobs" in drawn["samples"].caption
-    axes = panels(drawn["first_call"])[0]
-    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["cudnn", "flash", "mine"]
-    assert axes.get_xlabel() == "first call, s"
     forward, backward = panels(drawn["accuracy"])
     assert forward.get_ylabel() == "relative error against float32" and forward.get_xlabel() == "TFLOPS"
     assert {value for line in forward.lines for value in line.get_ydata()} == {2e-3}
     assert {value for line in backward.lines for value in line.get_ydata()} == {3e-3}
-
-
-def test_a_sweep_against_another_shows_each_change_with_its_interval(folder):
-    found = compare(folder / "two", folder / "one")
-    chart = next(charts(found))
-    assert (chart.name, chart.title) == ("changes", "two against one")
-    (axes,) = panels(chart)
-    marks = [line for line in axes.lines if line.get_marker() not in ("None", "")]
-    assert [float(line.get_xdata()[0]) for line in marks] == pytest.approx([20.0] * 40)
-    assert "flash fwd s512 causal" in [tick.get_text() for tick in axes.get_yticklabels()]
 
 
 def test_a_backend_looks_the_same_in_every_sweep_and_no_two_look_alike(tmp_path):

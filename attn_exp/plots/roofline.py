@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from attn_exp.core.case.case import TYPED_DTYPES
 from attn_exp.core.host.hardware import datasheet_peak
 from attn_exp.plots.data import caption, measured, passes_of, shared_case
-from attn_exp.plots.style import Chart, finish, log_ticks, looks, new_figure
+from attn_exp.plots.style import Chart, Look, finish, handle, log_ticks, looks, new_figure
 
 if TYPE_CHECKING:
     from attn_exp.core.record.roofline import Roof
@@ -61,15 +61,15 @@ def roofline_chart(results: "Sequence[Result]", counted: "Mapping[str, Roof] | N
     panel.set_axisbelow(True)
     log_ticks(panel.xaxis)
     log_ticks(panel.yaxis)
-    handles = [_handle(look, "full") for look in style.values()]
+    handles = [handle(look) for look in style.values()]
     labels = list(style)
     if len(passes) > 1:
-        handles += [_handle(None, _FILL[side]) for side in passes]
+        handles += [handle(Look("#777777", "o"), fillstyle=_FILL[side]) for side in passes]
         labels += passes
     if counted:
-        handles.append(_cross())
+        handles.append(handle(Look("#444444", "x")))
         labels.append("by counted bytes")
-    handles += [_line(line) for _, _, _, line in roofs]
+    handles += [handle(Look("#444444", ""), linestyle=line, linewidth=1.3) for _, _, _, line in roofs]
     labels += [f"{name}: {rate:.4g} TFLOPS, {speed:.3g} TB/s" for name, rate, speed, _ in roofs]
     measured_too = any(name == "measured" for name, *_ in roofs)
     others = len({(r.device_name, r.case.dtype) for r in measured(results, "tflops", "min_bytes")}) - 1
@@ -122,22 +122,3 @@ def _draw_counted(panel: Any, point: tuple[float, float] | None, roof: "Roof") -
     if point:
         panel.plot([point[0], roof.intensity], [point[1], rate], color="#777777", linewidth=0.8)
     panel.plot([roof.intensity], [rate], marker="x", color="#444444", markersize=7, linestyle="none")
-
-
-def _cross() -> Any:
-    from matplotlib.lines import Line2D
-
-    return Line2D([], [], color="#444444", marker="x", linestyle="none", markersize=6)
-
-
-def _line(line: Any) -> Any:
-    from matplotlib.lines import Line2D
-
-    return Line2D([], [], color="#444444", linestyle=line, linewidth=1.3)
-
-
-def _handle(look: Any, fill: Any) -> Any:
-    from matplotlib.lines import Line2D
-
-    colour, marker = (look.colour, look.marker) if look else ("#777777", "o")
-    return Line2D([], [], color=colour, marker=marker, linestyle="none", fillstyle=fill, markersize=6)
