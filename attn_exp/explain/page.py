@@ -18,7 +18,7 @@ from attn_exp.core.record.profile import FOLDER
 from attn_exp.core.record.record import Record
 from attn_exp.core.record.roofline import Roof, roof_of
 from attn_exp.core.text import SHORT, WIDTH, duration, figures, filled, grid, half_text
-from attn_exp.explain.conditions import condition_lines, setting_lines
+from attn_exp.explain.conditions import condition_lines
 from attn_exp.explain.find import Found
 from attn_exp.explain.judged import judged_lines
 from attn_exp.explain.kernel_tables import kernel_tables
@@ -205,7 +205,6 @@ def job_page(job: Result, results: Iterable[Result]) -> str:
         parts.append(["Compared with the fastest on the same case", *(lines or [_BEYOND])])
     if record.profiles:
         parts.append(["Profiles", *_profiles(job, record)])
-    parts += [["Setting", *lines] for lines in [setting_lines(record)] if lines]
     if notes := [f"{flag}: {FLAGS[flag][1]}" for flag in record.flags if flag in FLAGS]:
         parts.append(["Flags", *notes])
     return "\n\n".join("\n".join(_wrapped(part)) for part in parts)
