@@ -194,13 +194,10 @@ def _curve(columns: Sequence[str]) -> Callable[[dict[str, Any]], str]:
         low, high = min(present), max(present)
         height = max(high - low, _FULL_HEIGHT)
         floor = (low + high - height) / 2
-        return "".join(" " if values[name] is None else _level((values[name] - floor) / height) for name in columns)
+        steps = ((None if values[name] is None else (values[name] - floor) / height * len(_LEVELS)) for name in columns)
+        return "".join(" " if step is None else _LEVELS[min(len(_LEVELS) - 1, int(step))] for step in steps)
 
     return draw
-
-
-def _level(share: float) -> str:
-    return _LEVELS[min(len(_LEVELS) - 1, max(0, math.floor(share * len(_LEVELS))))]
 
 
 def compare_history(

@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from operator import attrgetter
 from typing import Any
 
@@ -218,10 +218,7 @@ def about_part(comparison: Comparison) -> dict[str, Any]:
             }
             for one in comparison.sweeps
         ],
-        "differences": [
-            {"name": one.name, "old": one.old, "new": one.new, "cells": one.cells, "refuses": one.refuses}
-            for one in comparison.differences
-        ],
+        "differences": [asdict(one) for one in comparison.differences],
         "broken": list(comparison.broken),
     }
 

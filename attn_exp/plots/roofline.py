@@ -1,6 +1,6 @@
 """Roofline: rates over arithmetic intensity, below this machine's measured ceilings and the datasheet's."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,6 @@ from attn_exp.plots.data import caption, measured, passes_of, shared_case
 from attn_exp.plots.style import Chart, Look, finish, handle, log_ticks, looks, new_figure
 
 if TYPE_CHECKING:
-    from attn_exp.core.record.roofline import Roof
     from attn_exp.results.result import Result
 
 # With more points than this, paths make the file slow in browsers.
@@ -18,12 +17,8 @@ _RASTERISED_FROM = 1500
 _FILL = {"forward": "full", "backward": "none", "step": "left"}
 
 
-def roofline_chart(results: "Sequence[Result]", counted: "Mapping[str, Roof] | None" = None) -> Chart | None:
-    """Draw each pass as a point, forward filled, backward hollow, a step half; None if no rate or bytes are known.
-
-    `counted` gives, by pass, the position of the last result according to the bytes that a profiler counted. These are
-    drawn as crosses, connected to their points.
-    """
+def roofline_chart(results: "Sequence[Result]") -> Chart | None:
+    """Draw each pass as a point, forward filled, backward hollow, a step half; None if no rate or bytes are known."""
     drawn = measured(results, "tflops", "min_bytes")
     if not drawn:
         return None
@@ -52,9 +47,6 @@ def roofline_chart(results: "Sequence[Result]", counted: "Mapping[str, Roof] | N
                 rasterized=len(drawn) > _RASTERISED_FROM,
             )
     panel.set(xscale="log", yscale="log", xlabel="arithmetic intensity, FLOP per compulsory byte", ylabel="TFLOPS")
-    for side, roof in (counted or {}).items():
-        _draw_counted(panel, _point(drawn[-1], side), roof)
-        intensities.append(roof.intensity)
     roofs = _roofs(drawn, device, dtype)
     _draw_roofs(panel, roofs, min(intensities), max(intensities))
     panel.grid(which="both", color="#e6e6e6", linewidth=0.5)
@@ -66,9 +58,6 @@ def roofline_chart(results: "Sequence[Result]", counted: "Mapping[str, Roof] | N
     if len(passes) > 1:
         handles += [handle(Look("#777777", "o"), fillstyle=_FILL[side]) for side in passes]
         labels += passes
-    if counted:
-        handles.append(handle(Look("#444444", "x")))
-        labels.append("by counted bytes")
     handles += [handle(Look("#444444", ""), linestyle=line, linewidth=1.3) for _, _, _, line in roofs]
     labels += [f"{name}: {rate:.4g} TFLOPS, {speed:.3g} TB/s" for name, rate, speed, _ in roofs]
     measured_too = any(name == "measured" for name, *_ in roofs)
@@ -76,7 +65,6 @@ def roofline_chart(results: "Sequence[Result]", counted: "Mapping[str, Roof] | N
     text = caption(
         drawn,
         "Bytes are the compulsory ones, FLOP those of unmasked pairs.",
-        "Crosses: with the DRAM bytes that Nsight Compute counted." if counted else "",
         "Measured: a large matrix product and a copy, in the worker that ran the jobs." if measured_too else "",
         f"All: {shared_case(drawn)}.",
         f"{others} more devices or data types are not shown." if others else "",
@@ -115,10 +103,3 @@ def _draw_roofs(panel: Any, roofs: Sequence[tuple[str, float, float, str]], leas
     panel.set_xlim(left, right)
     low, high = panel.get_ylim()
     panel.set_ylim(low, max(high, max(rate for _, rate, _, _ in roofs) * 1.6))
-
-
-def _draw_counted(panel: Any, point: tuple[float, float] | None, roof: "Roof") -> None:
-    rate = roof.rate / 1e12
-    if point:
-        panel.plot([point[0], roof.intensity], [point[1], rate], color="#777777", linewidth=0.8)
-    panel.plot([roof.intensity], [rate], marker="x", color="#444444", markersize=7, linestyle="none")
