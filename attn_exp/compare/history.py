@@ -103,13 +103,14 @@ class Trend:
     """One cell over all sweeps in chronological order.
 
     `cells` has None where a sweep lacks the cell. `relative` is its value over the first, corrected for sessions.
-    `change` is the last of these minus 1. `scatter` is their standard deviation around the levels between turns, that
-    is, how much sessions differ.
+    `change` is the last of these minus 1, `per_sweep` the slope of a line fitted to their logarithms. `scatter` is
+    their standard deviation around the levels between turns, that is, how much sessions differ.
     """
 
     cells: tuple[Cell | None, ...]
     relative: tuple[float | None, ...]
     change: float | None
+    per_sweep: float | None
     scatter: float | None
     turns: tuple[Turn, ...]
 
@@ -146,6 +147,7 @@ class History(Comparison):
             Column(f"first_{self.metric.name}", f"first {self.metric.kind.head}", "figure"),
             Column(f"last_{self.metric.name}", f"last {self.metric.kind.head}", "figure"),
             Column("change", "change %", "percent"),
+            Column("per_sweep", "per sweep %", "percent", spare=2),
             Column("scatter", "scatter %", "half", spare=1),
             Column("curve", "trend", joined=_curve([f"at_{name}" for name in names])),
             *(Column(f"at_{name}", "") for name in names),
@@ -169,6 +171,7 @@ def _row(row: Trend, names: Sequence[str]) -> tuple[object, ...]:
         valued[0].value,
         valued[-1].value,
         row.change,
+        row.per_sweep,
         row.scatter,
         None,
         *row.relative,
@@ -320,6 +323,7 @@ def _trend(cells: tuple[Cell | None, ...], logs: dict[int, float], turns: Sequen
         cells=cells,
         relative=tuple(math.exp(logs[index]) if index in logs else None for index in range(len(cells))),
         change=math.expm1(values[-1]) if len(values) > 1 else None,
+        per_sweep=math.expm1(statistics.linear_regression(present, values).slope) if len(values) > 1 else None,
         scatter=math.expm1(math.sqrt(math.fsum(r * r for r in residuals) / free)) if free > 0 else None,
         turns=tuple(turns),
     )
