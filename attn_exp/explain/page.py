@@ -133,7 +133,9 @@ def job_page(job: Result, results: Iterable[Result]) -> str:
     several = list(results)
     parts = [_head(job, record)]
     if record.status != "ok":
-        parts.append([f"{record.status}: {record.reason or ''}", *_output(job.path.parent / LOG_NAME)])
+        log = job.path.parent / LOG_NAME
+        output = [f"its output is in {user_path(log)}"] if log.is_file() and log.stat().st_size else []
+        parts.append([f"{record.status}: {record.reason or ''}", *output])
     else:
         parts.append(["How long", *(_timed(record, direction) for direction in record.request.measuring.passes)])
         parts += [["Timers that disagree", *job.second_opinions]] if job.second_opinions else []
@@ -173,11 +175,6 @@ def _head(job: Result, record: Record) -> list[str]:
         ", ".join(filter(None, known)),
         str(user_path(job.path.parent)),
     ]
-
-
-def _output(log: Path) -> list[str]:
-    """Return where a job's output is, if there is any."""
-    return [f"its output is in {user_path(log)}"] if log.is_file() and log.stat().st_size else []
 
 
 def _timed(record: Record, direction: str) -> str:
