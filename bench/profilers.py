@@ -1,7 +1,7 @@
 """python bench/profilers.py OUT_FOLDER: do Proton, PyTorch's profiler and Nsight Compute tell the same duration?
 
 Runs two backends on FLUX's shape under all three, and writes agreement.csv: the longest kernel of each pass by each of
-them in microseconds, its ratio to PyTorch's, and the SM clocks beside them. Also keeps the explain page, pictures and
+them in microseconds, its ratio to PyTorch's, and the SM clocks beside them. Also keeps the explain page and
 tables of each job. One GPU, about a minute.
 """
 
@@ -19,7 +19,7 @@ from attn_exp.results.read import read_folder
 
 CHOICES = ("model=flux", "dtype=bf16", "causal=false", "backend=cudnn,triton", "regime=burst")
 PROFILERS = ("torch", "proton", "ncu")
-KEPT = ("explain.txt", "roofline.png", "kernels.csv", "lines.csv")
+KEPT = ("explain.txt", "kernels.csv", "lines.csv")
 
 
 def longest_us(profile: Profile | None, direction: str) -> float | None:

@@ -71,8 +71,8 @@ def test_a_change_of_level_names_what_changed_around_it(tmp_path):
     assert (turn.at, turn.change) == (5, pytest.approx(0.05, abs=0.005))
     assert [str(one) for one in turn.coincides] == ["driver 580.1 -> 590"]
     assert (trend.change, trend.n) == (pytest.approx(0.05), 9)
-    assert trend.scatter == pytest.approx(0.003, abs=0.002)
     assert trend.per_sweep > 0
+    assert trend.scatter == pytest.approx(0.003, abs=0.002)
     assert [str(one) for one in found.differences] == ["host node1 -> node2", "driver 580.1 -> 590"]
 
 

@@ -131,7 +131,7 @@ def test_the_answer_comes_first_then_the_warnings_then_plots_then_rows(tmp_path,
     assert said and places == sorted(places)
     assert "pw@" not in text
     sections = re.findall(r'<section id="(\w+)"', text)
-    assert sections[:2] == ["answer", "charts"] and sections[-3:] == ["d1", "d2", "d3"]
+    assert sections[:2] == ["answer", "charts"] and sections[-3:] == ["d0", "d1", "d2"]
     # What nothing can be said about begins with that.
     lone = [one for one in records() if one.request.backend["name"] == "flash"]
     sweeps.write(tmp_path / "b", lone)

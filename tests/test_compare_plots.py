@@ -28,8 +28,7 @@ def a_job(backend, us, length, causal=True, **more):
     job = sweeps.job(backend, us, us * 2.5, of=sweeps.case(seq_len=length, causal=causal), **more)
     metrics, passes = dict(job.metrics), {}
     for side in ("forward", "backward"):
-        metrics |= {f"{side}/first_call_s": 0.1 + us / 1e5, f"{side}/min_bytes": 1e6 * length}
-        metrics[f"{side}/gb_per_s"] = 1e3 * length / metrics[f"{side}/time_us"]
+        metrics |= {f"{side}/min_bytes": 1e6 * length}
         times = tuple(us * (1 + 0.001 * (index % 7)) for index in range(40))
         timing = Timing(timer="device", l2="cold", times_us=times, rounds=(0,) * 40, stop_reason="precise")
         passes[side] = replace(job.passes[side], timings=(timing,))
@@ -53,7 +52,6 @@ def records(factor=1.0):
 def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("plots")
     sweeps.write(place / "one", records())
-    sweeps.write(place / "two", [replace(one, finished_at=sweeps.NOON + 86400) for one in records(1.2)])
     return place
 
 
@@ -71,7 +69,7 @@ def legend(chart):
 
 
 def test_all_that_make_sense_are_drawn_with_captions_that_say_of_what(drawn):
-    assert list(drawn) == ["heatmap", "lengths", "roofline", "accuracy", "first_call", "samples", "bandwidth"]
+    assert list(drawn) == ["heatmap", "lengths", "roofline", "accuracy", "samples"]
     for chart in drawn.values():
         assert "NVIDIA H200" in chart.caption and "2026-03-01" in chart.caption and "n = " in chart.caption
         # What no case has is not what all have.
@@ -138,28 +136,15 @@ def test_the_roofline_has_both_roofs_and_every_point(drawn):
     assert {round(max(line.get_ydata()), 1) for line in roofs} == {720.0, 989.4}
 
 
-def test_samples_first_calls_and_errors_are_the_records(drawn):
+def test_samples_and_errors_are_the_records(drawn):
     axes = panels(drawn["samples"])[0]
     dots = [line for line in axes.lines if line.get_marker() == "."]
     assert len(dots) == 16 and all(len(line.get_xdata()) == 40 for line in dots)
     assert "Of 24 jobs" in drawn["samples"].caption
-    axes = panels(drawn["first_call"])[0]
-    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["cudnn", "flash", "mine"]
-    assert axes.get_xlabel() == "first call, s"
     forward, backward = panels(drawn["accuracy"])
     assert forward.get_ylabel() == "relative error against float32" and forward.get_xlabel() == "TFLOPS"
     assert {value for line in forward.lines for value in line.get_ydata()} == {2e-3}
     assert {value for line in backward.lines for value in line.get_ydata()} == {3e-3}
-
-
-def test_a_sweep_against_another_shows_each_change_with_its_interval(folder):
-    found = compare(folder / "two", folder / "one")
-    chart = next(charts(found))
-    assert (chart.name, chart.title) == ("changes", "two against one")
-    (axes,) = panels(chart)
-    marks = [line for line in axes.lines if line.get_marker() not in ("None", "")]
-    assert [float(line.get_xdata()[0]) for line in marks] == pytest.approx([20.0] * 40)
-    assert "flash fwd s512 causal" in [tick.get_text() for tick in axes.get_yticklabels()]
 
 
 def test_a_backend_looks_the_same_in_every_sweep_and_no_two_look_alike(tmp_path):
@@ -192,7 +177,7 @@ def test_files_are_the_same_every_time_and_pyplot_is_never_imported(folder, tmp_
         "assert 'matplotlib.pyplot' not in sys.modules and 'torch' not in sys.modules"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (ran.returncode, ran.stdout) == (0, "14\n"), ran.stderr
+    assert (ran.returncode, ran.stdout) == (0, "10\n"), ran.stderr
     write_charts(compare(folder / "one"), tmp_path / "q")
     for path in (tmp_path / "p").glob("*.svg"):
         assert path.read_text() == (tmp_path / "q" / path.name).read_text()
@@ -202,7 +187,7 @@ def test_the_command_writes_them_and_says_where(folder, tmp_path, capsys, monkey
     monkeypatch.chdir(folder)
     assert main(["one", "folder=.", "rows=3", f"plots={tmp_path / 'p'}"]) == 0
     out, err = capsys.readouterr()
-    assert "flash" in out and err == f"14 plots are in {tmp_path / 'p'}\n"
+    assert "flash" in out and err == f"10 plots are in {tmp_path / 'p'}\n"
     assert {path.suffix for path in (tmp_path / "p").iterdir()} == {".svg", ".png"}
     (tmp_path / "file").write_text("")
     assert main(["one", "folder=.", f"plots={tmp_path / 'file'}"]) == 2
@@ -214,4 +199,4 @@ def test_a_time_limit_leaves_out_what_comes_last(folder, tmp_path):
     found = compare(folder / "one")
     written = write_charts(found, tmp_path / "p", limit_s=0.0, left_out=lambda: told.append("left out"))
     assert [path.stem for path in written] == ["heatmap", "heatmap"] and told == ["left out"]
-    assert len(write_charts(found, tmp_path / "q", left_out=lambda: told.append("again"))) == 14 and len(told) == 1
+    assert len(write_charts(found, tmp_path / "q", left_out=lambda: told.append("again"))) == 10 and len(told) == 1

@@ -184,8 +184,8 @@ def test_an_mlflow_run_is_found_with_its_rivals(here, capsys):
         (["first/flsh"], "there is no job 'flsh'"),
         (["first/f"], "2 jobs begin with 'f'"),
         (["first", "other"], "explain takes one JOB_OR_SWEEP, and 2 were given: attn-exp explain SWEEP/JOB"),
-        (["plots=x"], "no JOB_OR_SWEEP was given: write one, for example attn-exp explain "),
-        (["first", "plot=x"], "there is no option 'plot=': did you mean 'plots'?"),
+        (["folder=x"], "no JOB_OR_SWEEP was given: write one, for example attn-exp explain "),
+        (["first", "folde=x"], "there is no option 'folde=': did you mean 'folder'?"),
         (["first", "folder=nowhere"], "there is no sweep 'first'"),
         (["0" * 32], "there is no database"),
         (["0" * 32, "uri=http://nowhere"], "Failed to resolve 'nowhere'; or give the job's folder"),
@@ -199,22 +199,9 @@ def test_what_is_typed_wrong_is_one_sentence(here, capsys, arguments, words):
     assert len(without_progress(said.strip())) == 1
 
 
-def test_the_roofline_has_the_counted_bytes_beside_the_compulsory_ones(here, capsys):
-    pytest.importorskip("matplotlib")
-    text = page(capsys, "first/flash", "plots=pictures")
-    assert "pictures/roofline.svg" in text.splitlines()[-1]
-    drawn = (here.parent.parent / "pictures" / "roofline.svg").read_text()
-    assert "by counted bytes" in drawn and "aten_cudnn" in drawn
-    page(capsys, "first/cudnn", "plots=pictures")
-    assert "by counted bytes" not in (here.parent.parent / "pictures" / "roofline.svg").read_text()
-
-
 def test_the_pages_of_profiled_jobs_are_kept_beside_their_profiles(here):
     for name in ("flash", "fa3"):
         (next(here.glob(f"{name}-*")) / "profiles").mkdir()
-    (kept,) = keep_pages(read_folder(here).results, pictures=True)
-    assert kept.job == next(here.glob("flash-*")).name
-    assert [file.name for file in kept.files] == ["explain.txt", "roofline.svg", "roofline.png"]
-    assert "forward: 3 of 3" in kept.files[0].read_text()
-    (bare,) = keep_pages(read_folder(here).results, pictures=False)
-    assert [file.name for file in bare.files] == ["explain.txt"]
+    (name, (kept,)), *others = keep_pages(read_folder(here).results).items()
+    assert not others and name == next(here.glob("flash-*")).name
+    assert kept.name == "explain.txt" and "forward: 3 of 3" in kept.read_text()

@@ -71,7 +71,7 @@ class Sweep(read.Sweep):
 
         Args:
             kind: `heatmap` (speed-ups by case), `lengths` (TFLOPS against sequence length), `roofline`, `accuracy`
-                (errors against speed), `first_call` (seconds of the first call) or `samples` (times in microseconds).
+                (errors against speed) or `samples` (times in microseconds).
                 By default the first of these that its results give.
 
         Raises:

@@ -72,10 +72,11 @@ def search(count: int, measure: Measure, margin: float, said: Callable[[int, str
         return Answer("undecided", good, bad, effect, reason="the canary differs between the ends too")
     said(bad, f"{100 * effect:+.1f} %: slow, as the bad end")
     while True:
-        middle = _middle(good, bad, skipped)
-        if middle is None:
-            between = tuple((index, why) for index, why in sorted(skipped.items()) if good < index < bad)
+        between = tuple((index, why) for index, why in sorted(skipped.items()) if good < index < bad)
+        untried = [index for index in range(good + 1, bad) if index not in skipped]
+        if not untried:
             return Answer("found", good, bad, effect, between)
+        middle = min(untried, key=lambda index: (abs(2 * index - good - bad), index))
         side: Side | None = None
         rounds_of: Sequence[Round] = ()
         for rounds in LOOKS:
@@ -93,7 +94,6 @@ def search(count: int, measure: Measure, margin: float, said: Callable[[int, str
         if side is None or _canary_moved(rounds_of, threshold):
             why = "the canary differs as well" if side else f"{len(rounds_of)} rounds do not tell it from half of that"
             said(middle, f"{100 * found:+.1f} %: undecided, {why}")
-            between = tuple((index, one) for index, one in sorted(skipped.items()) if good < index < bad)
             return Answer("undecided", good, bad, effect, between, f"{100 * found:+.1f} % at one of them: {why}")
         said(middle, f"{100 * found:+.1f} %: {side}")
         good, bad = (good, middle) if side == "slow" else (middle, bad)
@@ -124,9 +124,3 @@ def _canary_moved(rounds: Sequence[Round], threshold: float) -> bool:
         return False
     mean = RoundsMean(canaries)
     return abs(mean.mean) > threshold / 2 and mean.p_value(0.0) <= _LEVEL
-
-
-def _middle(good: int, bad: int, skipped: dict[int, str]) -> int | None:
-    """Return the version nearest to the middle that was not skipped; None if there is none between the two."""
-    open_ = [index for index in range(good + 1, bad) if index not in skipped]
-    return min(open_, key=lambda index: (abs(2 * index - good - bad), index), default=None)

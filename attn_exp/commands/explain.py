@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from attn_exp.commands.options import FOLDER, URI, Arguments, Command, Option, Positional
+from attn_exp.commands.options import FOLDER, URI, Arguments, Command, Positional
 from attn_exp.core.live_line import LiveLine
 
 
@@ -11,21 +11,18 @@ def run(given: Arguments) -> int:
     with LiveLine() as line:
         line.show(f"reading {given.words[0]}")
         from attn_exp.explain.find import find
-        from attn_exp.explain.page import job_page, sweep_page, write_picture
+        from attn_exp.explain.page import job_page, sweep_page
 
         target = find(given.words[0], Path(given.get("folder", "multirun")), given.get("uri"))
         page = sweep_page(target) if target.job is None else job_page(target.job, target.results)
     # Names and reasons may come from anywhere: they must not steer a terminal.
     print("".join(letter if letter.isprintable() or letter == "\n" else " " for letter in page), flush=True)
-    if folder := given.get("plots"):
-        written = write_picture(target, Path(folder))
-        print("\n" + ("; ".join(map(str, written)) if written else "there is no rate to draw a roofline of"))
     return 0
 
 
 COMMAND = Command(
     name="explain",
-    usage="JOB_OR_SWEEP [plots=FOLDER] [uri=URI] [folder=FOLDER]",
+    usage="JOB_OR_SWEEP [uri=URI] [folder=FOLDER]",
     about=(
         "Prints one page about a job: what ran, how long each kernel took, what bounds it, and how it differs from the "
         "fastest backend's job on the same case. For a sweep of several jobs: which backends ran the same kernel."
@@ -35,7 +32,6 @@ COMMAND = Command(
         ("attn-exp explain first/flash-8383c16af6", "a job in it; how its name begins is enough"),
         ("attn-exp explain multirun/first/flash-8383c16af6", "a job's folder"),
         ("attn-exp explain 0123456789abcdef0123456789abcdef", "an MLflow run"),
-        ("attn-exp explain first/flash plots=pictures", "its roofline too"),
     ),
     positional=Positional(
         name="JOB_OR_SWEEP",
@@ -45,11 +41,6 @@ COMMAND = Command(
         example="attn-exp explain SWEEP/JOB",
     ),
     options=(
-        Option(
-            name="plots",
-            value="FOLDER",
-            help="write the roofline into a folder, with the jobs on the same case beside it, as SVG and PNG",
-        ),
         URI,
         FOLDER,
     ),

@@ -25,9 +25,9 @@ from attn_exp.results.read import Sweep, read_folder, sweep_folders
 from attn_exp.results.result import Result, by_options, by_source
 from attn_exp.results.there import sweeps_in
 
-# Values of a row that are not fields of its cell.
 # The word for the sweep before.
 LAST = "last"
+# Values of a row that are not fields of its cell.
 _OWN: dict[type, dict[str, Callable[[Any], Any]]] = {
     Rivals: {"gain": lambda row: row.gain.value if row.gain else None},
     Changes: {"verdict": lambda row: VERDICTS.index(row.verdict), "change": lambda row: row.change},

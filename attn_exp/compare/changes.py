@@ -16,7 +16,7 @@ from attn_exp.compare.environment import Session, differences, session
 from attn_exp.compare.join import Pair, joined, nothing_in_common
 from attn_exp.compare.page_parts import case_part, case_values
 from attn_exp.compare.ratio import Spreads, gain, uncertainty
-from attn_exp.compare.sheet import Column, Sheet, Tone, interval
+from attn_exp.compare.sheet import Column, Sheet, Tone, interval, split
 from attn_exp.core.errors import UserError
 from attn_exp.core.record.flags import flag_marks
 from attn_exp.core.stats.multiple import LEVEL, benjamini_hochberg
@@ -63,7 +63,7 @@ class Change:
         """The longest kernels of the old and the new cell if they differ."""
         if self.old is None or self.new is None:
             return None
-        names = [cell.result.longest_kernel(cell.direction) for cell in (self.old, self.new)]
+        names = [_kernel(self.old), _kernel(self.new)]
         return (names[0], names[1]) if names[0] and names[1] and names[0] != names[1] else None
 
 
@@ -140,61 +140,50 @@ class Changes(Comparison):
     def sheet(self) -> Sheet:
         """Return a row for each cell: its verdict, both values and the change between them."""
         name, head = self.metric.name, self.metric.kind.head
-        columns = (
-            Column("verdict", "verdict"),
-            *case_part([row.cell for row in self.rows]),
-            Column("pass", "pass"),
-            Column("backend", "backend"),
-            Column(f"old_{name}", f"old {head}", "figure"),
-            Column(f"new_{name}", f"new {head}", "figure"),
-            Column("change", "change %", "percent"),
-            Column("change_low", ""),
-            Column("change_high", ""),
-            Column("interval", "95 %", joined=interval("change_low", "change_high", form="percent"), spare=2),
-            Column("p_adjusted", ""),
-            Column("spread", ""),
-            Column("session_factor", ""),
-            Column("session_canaries", ""),
-            Column("old_status", ""),
-            Column("new_status", ""),
-            Column("status", ""),
-            Column("old_kernel", ""),
-            Column("new_kernel", ""),
-            Column("flags", ""),
-            Column("marks", "marks", spare=1),
-            Column("job", ""),
+        columns, values = split(
+            (
+                (Column("pass", "pass"), lambda row: row.cell.direction),
+                (Column("backend", "backend"), lambda row: row.cell.result.label),
+                (Column(f"old_{name}", f"old {head}", "figure"), lambda row: row.old.value if row.old else None),
+                (Column(f"new_{name}", f"new {head}", "figure"), lambda row: row.new.value if row.new else None),
+                (Column("change", "change %", "percent"), lambda row: row.change),
+                (Column("change_low", ""), lambda row: row.low),
+                (Column("change_high", ""), lambda row: row.high),
+                (
+                    Column("interval", "95 %", joined=interval("change_low", "change_high", form="percent"), spare=2),
+                    None,
+                ),
+                (Column("p_adjusted", ""), lambda row: row.p),
+                (Column("spread", ""), lambda row: row.spread),
+                (Column("session_factor", ""), lambda row: row.session.factor if row.session else None),
+                (Column("session_canaries", ""), lambda row: " ".join(row.session.names) if row.session else ""),
+                (Column("old_status", ""), lambda row: _status(row.old)),
+                (Column("new_status", ""), lambda row: _status(row.new)),
+                (Column("status", ""), _statuses),
+                (Column("old_kernel", ""), lambda row: _kernel(row.old)),
+                (Column("new_kernel", ""), lambda row: _kernel(row.new)),
+                (Column("flags", ""), lambda row: " ".join(row.cell.flags)),
+                (Column("marks", "marks", spare=1), lambda row: flag_marks(row.cell.flags)),
+                (Column("job", ""), lambda row: row.cell.result.job),
+            )
         )
-        rows = tuple(_row(row) for row in self.rows)
+        columns = (Column("verdict", "verdict"), *case_part([row.cell for row in self.rows]), *columns)
+        rows = tuple((row.verdict, *case_values(row.cell), *values(row)) for row in self.rows)
         tones = tuple(_TONES.get(row.verdict, "") for row in self.rows)
         return Sheet("rows", "", columns, rows, tones)
 
 
-def _row(row: Change) -> tuple[object, ...]:
-    statuses = [cell.result.status if cell else "" for cell in (row.old, row.new)]
-    kernels = [cell.result.longest_kernel(cell.direction) if cell else "" for cell in (row.old, row.new)]
-    flags = row.cell.flags
-    return (
-        row.verdict,
-        *case_values(row.cell),
-        row.cell.direction,
-        row.cell.result.label,
-        row.old.value if row.old else None,
-        row.new.value if row.new else None,
-        row.change,
-        row.low,
-        row.high,
-        None,
-        row.p,
-        row.spread,
-        row.session.factor if row.session else None,
-        " ".join(row.session.names) if row.session else "",
-        *statuses,
-        "ok" if statuses == ["ok", "ok"] else f"{statuses[0] or '-'} -> {statuses[1] or '-'}",
-        *kernels,
-        " ".join(flags),
-        flag_marks(flags),
-        row.cell.result.job,
-    )
+def _status(cell: Cell | None) -> str:
+    return cell.result.status if cell else ""
+
+
+def _statuses(row: Change) -> str:
+    old, new = _status(row.old), _status(row.new)
+    return "ok" if old == new == "ok" else f"{old or '-'} -> {new or '-'}"
+
+
+def _kernel(cell: Cell | None) -> str:
+    return cell.result.longest_kernel(cell.direction) if cell else ""
 
 
 def compare_sweeps(

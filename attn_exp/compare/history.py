@@ -197,13 +197,10 @@ def _curve(columns: Sequence[str]) -> Callable[[dict[str, Any]], str]:
         low, high = min(present), max(present)
         height = max(high - low, _FULL_HEIGHT)
         floor = (low + high - height) / 2
-        return "".join(" " if values[name] is None else _level((values[name] - floor) / height) for name in columns)
+        steps = ((None if values[name] is None else (values[name] - floor) / height * len(_LEVELS)) for name in columns)
+        return "".join(" " if step is None else _LEVELS[min(len(_LEVELS) - 1, int(step))] for step in steps)
 
     return draw
-
-
-def _level(share: float) -> str:
-    return _LEVELS[min(len(_LEVELS) - 1, max(0, math.floor(share * len(_LEVELS))))]
 
 
 def compare_history(
@@ -318,17 +315,15 @@ def _trends(
 
 def _trend(cells: tuple[Cell | None, ...], logs: dict[int, float], turns: Sequence[Turn]) -> Trend:
     values, present = list(logs.values()), list(logs)
-    several = len(values) > 1
     bounds = [0, *(present.index(turn.at) for turn in turns), len(values)]
     parts = [values[low:high] for low, high in itertools.pairwise(bounds)]
     residuals = [value - statistics.fmean(part) for part in parts for value in part]
     free = len(values) - len(parts)
-    slope = statistics.linear_regression(present, values).slope if several else None
     return Trend(
         cells=cells,
         relative=tuple(math.exp(logs[index]) if index in logs else None for index in range(len(cells))),
-        change=math.expm1(values[-1]) if several else None,
-        per_sweep=math.expm1(slope) if slope is not None else None,
+        change=math.expm1(values[-1]) if len(values) > 1 else None,
+        per_sweep=math.expm1(statistics.linear_regression(present, values).slope) if len(values) > 1 else None,
         scatter=math.expm1(math.sqrt(math.fsum(r * r for r in residuals) / free)) if free > 0 else None,
         turns=tuple(turns),
     )

@@ -88,6 +88,14 @@ def case_of(cell: Cell) -> tuple[Any, ...]:
 
 Pair = tuple[Cell | None, Cell | None]
 _SHOWN = 4
+# What counterparts share, the most first, and whether it is enough where a cell has several.
+_SAME: tuple[tuple[Callable[[Result], Any], bool], ...] = (
+    (lambda result: (result.measuring, machine(result), short(result.source)), True),
+    (lambda result: (result.measuring, machine(result)), True),
+    (lambda result: result.measuring, True),
+    (method_key, True),
+    (lambda result: None, False),
+)
 
 
 def joined(old: Sequence[Cell], new: Sequence[Cell]) -> list[Pair]:
@@ -102,12 +110,12 @@ def joined(old: Sequence[Cell], new: Sequence[Cell]) -> list[Pair]:
         waiting[cell.result.key, cell.direction].append(cell)
     fresh = latest(new)[0]
     counterpart: dict[int, Cell] = {}
-    for alike in (_same_source, _same_machine, _same_measuring, _same_way, _anything):
+    for same, sure in _SAME:
         for cell in fresh:
             if id(cell) not in counterpart:
                 there = waiting.get((cell.result.key, cell.direction), ())
-                match = next((other for other in there if alike(other, cell)), None)
-                if match is not None and (alike is not _anything or len(there) == 1):
+                match = next((other for other in there if same(other.result) == same(cell.result)), None)
+                if match is not None and (sure or len(there) == 1):
                     counterpart[id(cell)] = match
                     waiting[cell.result.key, cell.direction].remove(match)
     pairs: list[Pair] = [(counterpart.get(id(cell)), cell) for cell in fresh]
@@ -127,27 +135,6 @@ def nothing_in_common(old: Sequence[Cell], new: Sequence[Cell]) -> str:
         if not set(before) & set(after):
             return f"{name} is {_some(before)} in the old and {_some(after)} in the new"
     return "they share backends and cases, but no backend was measured on a case in both"
-
-
-def _same_measuring(one: Cell, other: Cell) -> bool:
-    mine, yours = one.result.measuring, other.result.measuring
-    return mine is yours or mine == yours
-
-
-def _same_machine(one: Cell, other: Cell) -> bool:
-    return _same_measuring(one, other) and machine(one.result) == machine(other.result)
-
-
-def _same_source(one: Cell, other: Cell) -> bool:
-    return _same_machine(one, other) and short(one.result.source) == short(other.result.source)
-
-
-def _same_way(one: Cell, other: Cell) -> bool:
-    return method_key(one.result) == method_key(other.result)
-
-
-def _anything(one: Cell, other: Cell) -> bool:
-    return True
 
 
 def _some(values: Sequence[Any]) -> str:

@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from operator import attrgetter
 from typing import Any
 
@@ -12,7 +12,6 @@ from attn_exp.compare.sheet import Column, Page, Sheet, Tone, written
 from attn_exp.core.case.case import Case
 from attn_exp.core.case.fields import MASK_FIELDS, SWITCHES, case_columns, with_mask
 from attn_exp.core.record.flags import FLAGS, flag_notes
-from attn_exp.core.record.metrics import metric_named
 from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.duel_command import Duel
 from attn_exp.results.read import counted_of
@@ -23,10 +22,7 @@ def detailed(page: Page, comparison: Comparison, cells: Sequence[Cell]) -> Page:
     """Return the page with its details and the notes that they make redundant."""
     results = list({id(cell.result): cell.result for cell in cells}.values())
     flags = [flag for result in results for flag in result.flags]
-    sheets = [
-        *_flags(Counter(flags)), *_statuses(cells), *_power_and_memory(cells),
-        *_environments(comparison),
-    ]  # fmt: skip
+    sheets = [*_flags(Counter(flags)), *_statuses(cells), *_environments(comparison)]
     redundant = [*flag_notes(flags), *reasons(cells), *differing_notes(comparison)]
     warnings = (
         *page.headline.warnings,
@@ -86,31 +82,6 @@ def _statuses(cells: Sequence[Cell]) -> list[Sheet]:
     )
     rows = [(status, label, counts[status, label, reason], reason) for status, label, reason in sorted(counts)]
     return [Sheet("statuses", "jobs without a result", columns, tuple(rows), _BAD * len(rows))]
-
-
-# In a report each with its time, where any is known; elsewhere by `metric=` or `columns=`.
-_POWER_AND_MEMORY = ("joules_per_call", "tflops_per_watt", "power_w", "clock_mhz", "memory_clock_mhz",
-                     "peak_memory_bytes", "outside_memory_bytes", "workspace_bytes")  # fmt: skip
-
-
-def _power_and_memory(cells: Sequence[Cell]) -> list[Sheet]:
-    """A row per cell of which something is known about energy, clocks or memory."""
-    known = [
-        (cell, values)
-        for cell in cells
-        if any(values := [cell.result.metrics.get(f"{cell.direction}/{name}") for name in _POWER_AND_MEMORY])
-    ]
-    columns = (
-        *(Column(name, name) for name in ("case", "pass", "backend")),
-        *(Column(name, metric_named(name).head.replace("bytes", "MiB"), "figure") for name in _POWER_AND_MEMORY),
-    )
-    units = [2**20 if name.endswith("_bytes") else 1 for name in _POWER_AND_MEMORY]
-    rows = [
-        (cell.result.case.label(), cell.direction, cell.result.label)
-        + tuple(None if one is None else one / unit for one, unit in zip(values, units, strict=True))
-        for cell, values in known
-    ]
-    return [Sheet("power_and_memory", "power and memory", columns, tuple(rows))] if rows else []
 
 
 def _environments(comparison: Comparison) -> list[Sheet]:
@@ -247,10 +218,7 @@ def about_part(comparison: Comparison) -> dict[str, Any]:
             }
             for one in comparison.sweeps
         ],
-        "differences": [
-            {"name": one.name, "old": one.old, "new": one.new, "cells": one.cells, "refuses": one.refuses}
-            for one in comparison.differences
-        ],
+        "differences": [asdict(one) for one in comparison.differences],
         "broken": list(comparison.broken),
     }
 

@@ -17,7 +17,7 @@ from attn_exp.compare.page_parts import (
     shared_values,
 )
 from attn_exp.compare.rivals import Rivals
-from attn_exp.compare.sheet import Column, Headline, Page, Sheet, of_all, written
+from attn_exp.compare.sheet import Column, Headline, Page, Sheet, of_all, split, written
 from attn_exp.core.record.flags import flag_notes
 from attn_exp.results.table import opinion_notes
 
@@ -85,34 +85,23 @@ def _pooled(rivals: Rivals) -> list[str]:
 def _means_sheet(rivals: Rivals) -> list[Sheet]:
     if len({mean.label for mean in rivals.means}) < 2:
         return []
-    columns = (
-        *(Column(name, name, "dtype" if name == "dtype" else "text") for name in rivals.by),
-        Column("pass", "pass"),
-        Column("backend", "backend"),
-        # Before the mean: over fewer cases it does not compare with others.
-        Column("of_all", "cases", joined=lambda values: of_all(values["n"], values["cases"])),
-        Column("mean_gain", f"over {rivals.baseline}" if rivals.baseline else "of the best", "ratio"),
-        Column("least", "least", "ratio"),
-        Column("most", "most", "ratio"),
-        Column("n", ""),
-        Column("cases", ""),
-        Column("best", "best in"),
-    )
-    rows = [
+    over = f"over {rivals.baseline}" if rivals.baseline else "of the best"
+    columns, values = split(
         (
-            *mean.group,
-            mean.direction,
-            mean.label,
-            None,
-            mean.value,
-            mean.least,
-            mean.most,
-            mean.n,
-            mean.cases,
-            mean.best,
+            (Column("pass", "pass"), lambda mean: mean.direction),
+            (Column("backend", "backend"), lambda mean: mean.label),
+            # Before the mean: over fewer cases it does not compare with others.
+            (Column("of_all", "cases", joined=lambda row: of_all(row["n"], row["cases"])), None),
+            (Column("mean_gain", over, "ratio"), lambda mean: mean.value),
+            (Column("least", "least", "ratio"), lambda mean: mean.least),
+            (Column("most", "most", "ratio"), lambda mean: mean.most),
+            (Column("n", ""), lambda mean: mean.n),
+            (Column("cases", ""), lambda mean: mean.cases),
+            (Column("best", "best in"), lambda mean: mean.best),
         )
-        for mean in rivals.means
-    ]
+    )
+    columns = (*(Column(name, name, "dtype" if name == "dtype" else "text") for name in rivals.by), *columns)
+    rows = [(*mean.group, *values(mean)) for mean in rivals.means]
     return [Sheet("means", "geometric means", columns, tuple(rows))]
 
 

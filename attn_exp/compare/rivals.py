@@ -24,7 +24,7 @@ from attn_exp.compare.ranking import (
 )
 from attn_exp.compare.ratio import Spreads, gain, geometric_mean
 from attn_exp.compare.settled import Settlements
-from attn_exp.compare.sheet import MARK, Column, Sheet, Tone, interval
+from attn_exp.compare.sheet import MARK, Column, Sheet, Tone, interval, split
 from attn_exp.core.case.case import PASSES
 from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.record.flags import flag_marks
@@ -129,48 +129,33 @@ class Rivals(Comparison):
     def sheet(self) -> Sheet:
         """Return a row for each cell: its value, and its gain over the baseline or the best."""
         over = f"over {self.baseline}" if self.baseline else "of the best"
-        columns = (
-            *case_part([row.cell for row in self.rows]),
-            Column("pass", "pass"),
-            Column("backend", "backend"),
-            Column("status", ""),
-            *value_columns(self.metric),
-            Column("gain", over, "ratio"),
-            Column("gain_low", ""),
-            Column("gain_high", ""),
-            Column("interval", "95 %", joined=interval("gain_low", "gain_high", instead=None), spare=2),
-            Column("best", ""),
-            # A narrow table omits intervals, but not why there is no value.
-            Column("place", "best", joined=lambda row: str(row["best"] if row["status"] == "ok" else row["status"])),
-            Column("same_kernel", "same kernel", spare=4),
-            Column("flags", ""),
-            Column("second_opinions", ""),
-            Column("marks", "marks", spare=1),
-            Column("reason", ""),
-            Column("job", ""),
-            Column("sweep", "sweep" if len(self.sweeps) > 1 else ""),
-        )
-        rows = [
+        columns, values = split(
             (
-                *case_values(row.cell),
-                row.cell.direction,
-                row.cell.result.label,
-                row.cell.result.status,
-                *cell_values(row.cell, self.metric),
-                *((row.gain.value, row.gain.low, row.gain.high) if row.gain else (None, None, None)),
-                None,
-                MARK if row.best else "",
-                None,
-                " ".join(row.same),
-                " ".join(row.cell.flags),
-                "; ".join(row.cell.result.second_opinions),
-                flag_marks(row.cell.flags),
-                row.cell.result.reason or "",
-                row.cell.result.job,
-                row.cell.result.sweep,
+                (Column("gain", over, "ratio"), lambda row: row.gain and row.gain.value),
+                (Column("gain_low", ""), lambda row: row.gain and row.gain.low),
+                (Column("gain_high", ""), lambda row: row.gain and row.gain.high),
+                (Column("interval", "95 %", joined=interval("gain_low", "gain_high", instead=None), spare=2), None),
+                (Column("best", ""), lambda row: MARK if row.best else ""),
+                # A narrow table omits intervals, but not why there is no value.
+                (
+                    Column("place", "best", joined=lambda row: row["best"] if row["status"] == "ok" else row["status"]),
+                    None,
+                ),
+                (Column("same_kernel", "same kernel", spare=4), lambda row: " ".join(row.same)),
+                (Column("flags", ""), lambda row: " ".join(row.cell.flags)),
+                (Column("second_opinions", ""), lambda row: "; ".join(row.cell.result.second_opinions)),
+                (Column("marks", "marks", spare=1), lambda row: flag_marks(row.cell.flags)),
+                (Column("reason", ""), lambda row: row.cell.result.reason or ""),
+                (Column("job", ""), lambda row: row.cell.result.job),
+                (Column("sweep", "sweep" if len(self.sweeps) > 1 else ""), lambda row: row.cell.result.sweep),
             )
-            for row in self.rows
-        ]
+        )
+        named = (Column("pass", "pass"), Column("backend", "backend"), Column("status", ""))
+        columns = (*case_part([row.cell for row in self.rows]), *named, *value_columns(self.metric), *columns)
+        rows = []
+        for row in self.rows:
+            names = (row.cell.direction, row.cell.result.label, row.cell.result.status)
+            rows.append((*case_values(row.cell), *names, *cell_values(row.cell, self.metric), *values(row)))
         tones: list[Tone] = ["bad" if row.cell.value is None else "best" if row.best else "" for row in self.rows]
         return Sheet("rows", "", columns, tuple(rows), tuple(tones))
 

@@ -60,12 +60,12 @@ class Settlements:
 
         slower = [cell for cell in contenders if beaten(cell)]
         # Names of one kernel stand or fall together.
-        gone = {id(cell) for cell in contenders if any(cell is one or _same(cell, one) for one in slower)}
+        gone = {
+            id(cell)
+            for cell in contenders
+            if any(cell is one or same_kernel(cell.result, one.result, cell.direction) for one in slower)
+        }
         return [cell for cell in contenders if id(cell) not in gone] or list(contenders)
-
-
-def _same(one: Cell, other: Cell) -> bool:
-    return same_kernel(one.result, other.result, one.direction)
 
 
 def _side(result: Result) -> tuple[Any, ...]:

@@ -1,7 +1,7 @@
 """Sheets: the rows of a comparison in formatted columns. All output formats show the same sheets."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -61,6 +61,16 @@ class Sheet:
                 }
             )
         return texts
+
+
+# A column, and what gets its value from an item of the rows; nothing for a `joined` one.
+Pairs = Sequence[tuple[Column, Callable[[Any], Any] | None]]
+
+
+def split(pairs: Pairs) -> tuple[tuple[Column, ...], Callable[[Any], tuple[Any, ...]]]:
+    """Return the columns, and a function that gets their values from an item."""
+    gets = [get or (lambda _: None) for _, get in pairs]
+    return tuple(column for column, _ in pairs), lambda item: tuple(get(item) for get in gets)
 
 
 @dataclass(frozen=True)

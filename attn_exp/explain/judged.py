@@ -1,9 +1,9 @@
-"""The judgement: calls and inputs, rows and results, streams and kernels, the source, and each pass's bits."""
+"""The judgement: calls and inputs, rows, the source, and each pass's bits."""
 
 from collections.abc import Sequence
 
 from attn_exp.core.record.bitwise import told
-from attn_exp.core.record.checked import Form, Judged
+from attn_exp.core.record.checked import Judged
 from attn_exp.core.record.record import Record
 from attn_exp.core.source import commit, short
 from attn_exp.core.text import SHORT, figures
@@ -13,7 +13,7 @@ def judged_lines(record: Record) -> list[str]:
     """Return what is known about how a job was judged; nothing of records from before that was kept."""
     if not record.judged:
         return []
-    lines = [_calls(record.judged), _looked_at(record.judged), _kernels(record), _source(record), *_bits(record)]
+    lines = [_calls(record.judged), _looked_at(record.judged), _source(record), *_bits(record)]
     return [line for line in lines if line]
 
 
@@ -38,41 +38,13 @@ def _call(one: Judged) -> str:
 
 
 def _looked_at(judged: Sequence[Judged]) -> str:
-    """How much of the results was compared at least, and what the results were."""
+    """How much of the results was compared at least."""
     least = min(judged, key=lambda one: one.rows / one.rows_of if one.rows_of else 1.0)
     rows = f"all {least.rows_of:,} rows" if least.rows == least.rows_of else f"{least.rows:,} of {least.rows_of:,} rows"
     heads = f" in {least.heads:,} heads" if least.heads else ""
     scores = [one.largest_score for one in judged if one.largest_score is not None]
     score = f", scores up to {figures(max(scores))}" if scores else ""
-    return f"of each: {rows}{heads}{score}; torch.Tensor {_forms(judged)}"
-
-
-def _forms(judged: Sequence[Judged]) -> str:
-    """`out, dq bfloat16 (1024, 64, 1)`: dtype and strides of each result, those of the last call that had it."""
-    forms: dict[str, Form] = {}
-    for one in judged:
-        forms |= one.form
-    names: dict[str, list[str]] = {}
-    for name, form in forms.items():
-        names.setdefault(f"{form.dtype} strides ({', '.join(map(str, form.strides))})", []).append(name)
-    return "; ".join(f"{', '.join(several)} {form}" for form, several in names.items())
-
-
-def _kernels(record: Record) -> str:
-    """Streams, and what a traced call's kernels took; empty on a CPU."""
-    parts, streams = [], dict[int, None]()
-    for direction, measured in record.passes.items():
-        if (took := measured.activity) is None:
-            continue
-        streams |= dict.fromkeys(took.streams)
-        times = ", ".join(figures(us) for us in (took.sum_us, took.union_us, took.span_us))
-        left = f", {figures(took.left_behind_us)} not waited for" if took.left_behind_us >= 0.05 else ""
-        differ = ", calls differ" if took.calls_differ else ""
-        parts.append(f"{SHORT.get(direction, direction)} {times} us{left}{differ}")
-    if not parts:
-        return ""
-    on = f"stream{'s' * (len(streams) > 1)} {', '.join(map(str, streams))}"
-    return f"kernels on {on}: sum, union and span {'; '.join(parts)}"
+    return f"of each: {rows}{heads}{score}"
 
 
 def _bits(record: Record) -> list[str]:

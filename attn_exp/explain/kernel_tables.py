@@ -64,15 +64,11 @@ def kernel_tables(record: Record) -> list[str]:
     lines = [f"By the trace of two calls before the timing ({what}):", _table(timed)] if timed else []
     for name, profile in record.profiles.items():
         if profile.kernels:
-            lines += ["", f"By profiler={name}:", _table(profile.kernels), *_notes(profile), *_rates(profile, record)]
+            known = [set(kernel.figures) for kernel in profile.kernels]
+            notes = [_GAPS] if any("gap_before_us" in one for one in known) else []
+            notes += [_COPIES] if any({IN_PLACE, "ms"} <= one for one in known) else []
+            lines += ["", f"By profiler={name}:", _table(profile.kernels), *notes, *_rates(profile, record)]
     return lines
-
-
-def _notes(profile: Profile) -> list[str]:
-    """Return the notes that explain the columns shown."""
-    known = {name for kernel in profile.kernels for name in kernel.figures}
-    copied = any({IN_PLACE, "ms"} <= set(kernel.figures) for kernel in profile.kernels)
-    return [*([_GAPS] if "gap_before_us" in known else []), *([_COPIES] if copied else [])]
 
 
 def _rates(profile: Profile, record: Record) -> list[str]:

@@ -4,7 +4,6 @@ import shlex
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,13 @@ from attn_exp.core.record.file import LOG_NAME
 from attn_exp.core.record.flags import FLAGS
 from attn_exp.core.record.profile import FOLDER
 from attn_exp.core.record.record import Record
-from attn_exp.core.record.roofline import Roof, roof_of
+from attn_exp.core.record.roofline import roof_of
 from attn_exp.core.text import SHORT, WIDTH, duration, figures, filled, grid, half_text
-from attn_exp.explain.conditions import condition_lines, setting_lines
+from attn_exp.explain.conditions import condition_lines
 from attn_exp.explain.find import Found
 from attn_exp.explain.judged import judged_lines
 from attn_exp.explain.kernel_tables import kernel_tables
 from attn_exp.explain.rivals import against_fastest, kind, main_kernel, short
-from attn_exp.plots.roofline import roofline_chart
-from attn_exp.plots.style import MISSING, available, save
 from attn_exp.results.cell import kernel_identity
 from attn_exp.results.result import Result, named
 from attn_exp.results.store import user_path
@@ -102,76 +99,22 @@ def _sum_us(result: Result) -> float:
 
 
 PAGE = "explain.txt"
-# No further chart is started after this time; a page itself takes milliseconds.
-LIMIT_S = 5.0
 
 
-@dataclass(frozen=True)
-class Kept:
-    """The files written for one job, by the name of its folder."""
-
-    job: str
-    files: tuple[Path, ...]
-
-
-def keep_pages(results: Sequence[Result], *, pictures: bool) -> list[Kept]:
-    """Write page and roofline chart into `profiles/` of each profiled job, and return the files by job."""
-    began, kept = time.monotonic(), []
+def keep_pages(results: Sequence[Result]) -> dict[str, Sequence[Path]]:
+    """Write the page into `profiles/` of each profiled job, and return it by the job's name."""
+    kept: dict[str, Sequence[Path]] = {}
     rivals: dict[Any, list[Result]] = defaultdict(list)
     for result in results:
         # Each page takes only the results of its own case: all pairs of a thousand jobs would be a million.
         rivals[result.case, method_key(result), result.device_name].append(result)
     for job in results:
-        same = rivals[job.case, method_key(job), job.device_name]
         own = job.path.parent / FOLDER
-        if job.status != "ok" or not own.is_dir() or own.is_symlink():
-            continue
-        write_whole(own / PAGE, f"{job_page(job, same)}\n".encode())
-        files = [own / PAGE]
-        if pictures and available() and time.monotonic() - began < LIMIT_S:
-            files += _picture(job, tuple(same), own)
-        kept.append(Kept(job.job, tuple(files)))
+        if job.status == "ok" and own.is_dir() and not own.is_symlink():
+            same = rivals[job.case, method_key(job), job.device_name]
+            write_whole(own / PAGE, f"{job_page(job, same)}\n".encode())
+            kept[job.job] = [own / PAGE]
     return kept
-
-
-def _picture(job: Result, results: tuple[Result, ...], folder: Path) -> list[Path]:
-    try:
-        return write_picture(Found(results, job), folder)
-    except UserError:
-        return []
-
-
-def write_picture(target: Found, folder: Path) -> list[Path]:
-    """Write `roofline.svg` and `.png` into `folder` and return their paths; none if no rate is known.
-
-    Raises:
-        UserError: matplotlib is not installed, or the folder cannot be written.
-    """
-    if not available():
-        raise UserError(MISSING)
-    job = target.job
-    shown = [one for one in target.results if job is None or (one.case, method_key(one)) == (job.case, method_key(job))]
-    # The chart takes device and data type from the last result.
-    chart = roofline_chart([*(one for one in shown if one is not job), *([job] if job else [])], _measured(target))
-    if chart is None:
-        return []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return save(chart, folder)
-    except OSError as error:
-        raise UserError(f"cannot write to {folder} ({error.strerror}): choose another with plots=FOLDER") from error
-
-
-def _measured(target: Found) -> dict[str, Roof]:
-    """Return by pass where a job is on the roofline according to counted DRAM bytes."""
-    if target.job is None:
-        return {}
-    try:
-        record = target.job.record()
-    except RecordError:
-        return {}
-    roofs = {direction: roof_of(record, direction) for direction in record.request.measuring.passes}
-    return {direction: roof for direction, roof in roofs.items() if roof is not None and roof.measured}
 
 
 _BEYOND = "there is no other job on the same case"
@@ -190,7 +133,9 @@ def job_page(job: Result, results: Iterable[Result]) -> str:
     several = list(results)
     parts = [_head(job, record)]
     if record.status != "ok":
-        parts.append([f"{record.status}: {record.reason or ''}", *_output(job.path.parent / LOG_NAME)])
+        log = job.path.parent / LOG_NAME
+        output = [f"its output is in {user_path(log)}"] if log.is_file() and log.stat().st_size else []
+        parts.append([f"{record.status}: {record.reason or ''}", *output])
     else:
         parts.append(["How long", *(_timed(record, direction) for direction in record.request.measuring.passes)])
         parts += [["Timers that disagree", *job.second_opinions]] if job.second_opinions else []
@@ -205,7 +150,6 @@ def job_page(job: Result, results: Iterable[Result]) -> str:
         parts.append(["Compared with the fastest on the same case", *(lines or [_BEYOND])])
     if record.profiles:
         parts.append(["Profiles", *_profiles(job, record)])
-    parts += [["Setting", *lines] for lines in [setting_lines(record)] if lines]
     if notes := [f"{flag}: {FLAGS[flag][1]}" for flag in record.flags if flag in FLAGS]:
         parts.append(["Flags", *notes])
     return "\n\n".join("\n".join(_wrapped(part)) for part in parts)
@@ -231,11 +175,6 @@ def _head(job: Result, record: Record) -> list[str]:
         ", ".join(filter(None, known)),
         str(user_path(job.path.parent)),
     ]
-
-
-def _output(log: Path) -> list[str]:
-    """Return where a job's output is, if there is any."""
-    return [f"its output is in {user_path(log)}"] if log.is_file() and log.stat().st_size else []
 
 
 def _timed(record: Record, direction: str) -> str:

@@ -13,11 +13,10 @@ from attn_exp.compare.history import History
 from attn_exp.compare.rivals import Rivals
 from attn_exp.compare.sheet import Picture
 from attn_exp.core.errors import UserError
-from attn_exp.plots.changes import changes_chart
 from attn_exp.plots.data import one_each
-from attn_exp.plots.dots import accuracy_chart, first_call_chart
+from attn_exp.plots.dots import accuracy_chart
 from attn_exp.plots.heatmap import heatmap_chart
-from attn_exp.plots.lengths import bandwidth_chart, lengths_chart
+from attn_exp.plots.lengths import lengths_chart
 from attn_exp.plots.roofline import roofline_chart
 from attn_exp.plots.samples import samples_chart
 from attn_exp.plots.style import MISSING, Chart, available, svg
@@ -29,9 +28,7 @@ _OF_RESULTS: "dict[str, Callable[[Sequence[Result]], Chart | None]]" = {
     "lengths": lengths_chart,
     "roofline": roofline_chart,
     "accuracy": accuracy_chart,
-    "first_call": first_call_chart,
     "samples": samples_chart,
-    "bandwidth": bandwidth_chart,
 }
 # The charts of a sweep's backends by name.
 KINDS = ("heatmap", *_OF_RESULTS)
@@ -51,7 +48,9 @@ def charts(comparison: Comparison) -> Iterator[Chart]:
 def _draws(comparison: Comparison) -> list[Callable[[], Chart | None]]:
     if not available():
         raise UserError(MISSING)
-    draws: list[Callable[[], Chart | None]] = [partial(_own_chart, comparison)]
+    draws: list[Callable[[], Chart | None]] = []
+    if isinstance(comparison, Rivals):
+        draws.append(partial(heatmap_chart, comparison))
     results = one_each(results_of(comparison))
     draws += [partial(draw, results) for draw in _OF_RESULTS.values()]
     return draws
@@ -65,14 +64,7 @@ def chart_of(rivals: Rivals, kind: str) -> Chart | None:
     """
     if not available():
         raise UserError(MISSING)
-    return _own_chart(rivals) if kind == "heatmap" else _OF_RESULTS[kind](one_each(results_of(rivals)))
-
-
-def _own_chart(comparison: Comparison) -> Chart | None:
-    """Return the chart that only this kind of comparison has."""
-    if isinstance(comparison, Rivals):
-        return heatmap_chart(comparison)
-    return changes_chart(comparison) if isinstance(comparison, Changes) else None
+    return heatmap_chart(rivals) if kind == "heatmap" else _OF_RESULTS[kind](one_each(results_of(rivals)))
 
 
 def pictures(comparison: Comparison) -> list[Picture]:

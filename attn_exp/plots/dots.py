@@ -1,11 +1,10 @@
-"""Dot charts: first-call times, and accuracy over speed; a dot per job, coloured by backend."""
+"""Accuracy over speed: a dot per job, coloured by backend."""
 
 from collections.abc import Sequence
-from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from attn_exp.plots.data import caption, measured, passes_of, shared_case
-from attn_exp.plots.style import SMALL, Chart, finish, log_ticks, looks, new_figure
+from attn_exp.plots.data import caption, measured, shared_case
+from attn_exp.plots.style import Chart, finish, handle, log_ticks, looks, new_figure
 
 if TYPE_CHECKING:
     from attn_exp.results.result import Result
@@ -14,45 +13,6 @@ _RASTERISED_FROM = 1500
 # The tensors by which a pass is judged; the chart shows the largest error.
 _ERRORS = {"forward": ("error_out",), "backward": ("error_dq", "error_dk", "error_dv")}
 _ERRORS["step"] = _ERRORS["forward"] + _ERRORS["backward"]
-
-
-def first_call_chart(results: "Sequence[Result]") -> Chart | None:
-    """Draw the seconds of each job's first call, a row per backend; None if none was timed."""
-    timed = measured(results, "first_call_s")
-    if not timed:
-        return None
-    passes, style = passes_of(timed, "first_call_s"), looks(timed)
-    figure = new_figure(2.2 + 3.8 * len(passes), 2.0 + 0.52 * len(style))
-    panels = figure.subplots(1, len(passes), squeeze=False, sharey=True)[0]
-    for panel, side in zip(panels, passes, strict=True):
-        for row, (label, look) in enumerate(style.items()):
-            own = [
-                r.metrics[f"{side}/first_call_s"]
-                for r in timed
-                if r.label == label
-                if r.metrics.get(f"{side}/first_call_s")
-            ]
-            if not own:
-                continue
-            spread = [row + 0.4 * ((index * 0.618) % 1 - 0.5) for index in range(len(own))]
-            panel.plot(own, spread, look.marker, color=look.colour, markersize=5, alpha=0.55, markeredgewidth=0,
-                       rasterized=len(timed) > _RASTERISED_FROM)  # fmt: skip
-            panel.plot([median(own)] * 2, [row - 0.26, row + 0.26], color="#222222", linewidth=1.6)
-            panel.annotate(_seconds(median(own)), (median(own), row - 0.26), xytext=(0, 1), textcoords="offset points",
-                           ha="center", va="bottom", fontsize=SMALL)  # fmt: skip
-        panel.set(title=side, xscale="log", xlabel="first call, s")
-        panel.title.set_fontsize(10)
-        panel.set_ylim(len(style) - 0.6, -0.75)
-        log_ticks(panel.xaxis)
-        panel.grid(axis="x", color="#dddddd", linewidth=0.6)
-        panel.set_axisbelow(True)
-    panels[0].set_yticks(range(len(style)), list(style), fontsize=SMALL)
-    text = caption(
-        timed,
-        "The first call of each job: building, compiling, loading. A dot per job; the line is the median.",
-        "What every attention call loads is loaded before and not included.",
-    )
-    return finish(figure, "first_call", "First-call cost", text)
 
 
 def accuracy_chart(results: "Sequence[Result]") -> Chart | None:
@@ -85,20 +45,10 @@ def accuracy_chart(results: "Sequence[Result]") -> Chart | None:
         f"All: {shared_case(judged)}.",
     )
     return finish(
-        figure, "accuracy", "Accuracy against speed", text, [_handle(look) for look in style.values()], list(style)
+        figure, "accuracy", "Accuracy against speed", text, [handle(look) for look in style.values()], list(style)
     )
 
 
 def _error(result: "Result", side: str) -> float | None:
     error = [value for name in _ERRORS[side] if (value := result.metrics.get(f"{side}/{name}"))]
     return max(error, default=None)
-
-
-def _seconds(value: float) -> str:
-    return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"
-
-
-def _handle(look: Any) -> Any:
-    from matplotlib.lines import Line2D
-
-    return Line2D([], [], color=look.colour, marker=look.marker, linestyle="none", markersize=6)

@@ -59,17 +59,14 @@ def heatmap_chart(rivals: "Rivals") -> Chart | None:
         bar.ax.set_ylim(-math.log2(_FULL), 0.0)
     bar.set_label(f"times as good as {rivals.baseline or 'the best'}", fontsize=SMALL)
     left_out = len(cases) - len(shown)
+    what = "median times" if rivals.metric.name == "time_us" else str(rivals.metric)
     text = caption(
         results,
-        f"{_what(rivals)}: more is better. Bold: the best, and backends too close to it to call.",
+        f"Ratios of {what}: more is better. Bold: the best, and backends too close to it to call.",
         f"All: {shared_case(results)}.",
         f"{left_out} more cases are among the rows only." if left_out else "",
     )
     return finish(figure, "heatmap", title, text)
-
-
-def _what(rivals: "Rivals") -> str:
-    return "Ratios of median times" if rivals.metric.name == "time_us" else f"Ratios of {rivals.metric}"
 
 
 def _grid(rows: "Sequence[Ranking]") -> "dict[Any, dict[str, Ranking]]":

@@ -1,52 +1,30 @@
-"""A rate (TFLOPS, GB/s) over sequence length: a curve per backend, a column per pass, a row for each other size."""
+"""TFLOPS over sequence length: a curve per backend, a column per pass, a row for each other size."""
 
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attn_exp.plots.data import caption, case_names, families, length, measured, passes_of, shared_case, size_text
-from attn_exp.plots.style import Chart, finish, log_ticks, looks, new_figure
+from attn_exp.plots.style import Chart, finish, handle, log_ticks, looks, new_figure
 
 if TYPE_CHECKING:
     from attn_exp.results.result import Result
 
 _MOST_ROWS = 8
 _MOST_TICKS = 9
-# Markers and bars of more lengths than these would hide each other, and a browser would wait for them.
-_MOST_BARS = 60
 # Tukey's fences: a rate that is so many times the quartiles' distance beyond them, and a decade, is off the axis.
 _FENCE, _LEAST_FENCE, _FEWEST = 1.5, 1.0, 8
 
 
 def lengths_chart(results: "Sequence[Result]") -> Chart | None:
     """Draw the families that have several lengths, at most eight with the most; None if there are none."""
-    return _chart(results, _Rate("tflops", "TFLOPS", "lengths", "TFLOPS against sequence length"))
-
-
-def bandwidth_chart(results: "Sequence[Result]") -> Chart | None:
-    """Draw the same of the rate of compulsory bytes in GB/s, as PyTorch's kernel-benchmark utilities plot it."""
-    return _chart(results, _Rate("gb_per_s", "GB/s", "bandwidth", "GB/s of compulsory bytes against sequence length"))
-
-
-@dataclass(frozen=True)
-class _Rate:
-    """The quantity that is drawn: the metric, its unit, and the chart's name and title."""
-
-    metric: str
-    unit: str
-    name: str
-    title: str
-
-
-def _chart(results: "Sequence[Result]", rate: _Rate) -> Chart | None:
-    every = families(measured(results, rate.metric))
+    every = families(measured(results, "tflops"))
     if not every:
         return None
     shown = every[:_MOST_ROWS]
     flat = [result for one in shown for result in one]
-    passes = passes_of(flat, rate.metric)
+    passes = passes_of(flat, "tflops")
     style = looks(flat)
     name_of = case_names([one[0] for one in shown], leave_out=("q_len", "kv_len"))
     figure = new_figure(1.2 + 4.4 * len(passes), 1.9 + 1.8 * len(shown))
@@ -54,45 +32,38 @@ def _chart(results: "Sequence[Result]", rate: _Rate) -> Chart | None:
     panels = figure.subplots(len(shown), len(passes), squeeze=False, sharex=True, sharey="row")
     for row, together in zip(panels, shown, strict=True):
         for panel, side in zip(row, passes, strict=True):
-            _draw(panel, together, side, style, rate.metric)
+            _draw(panel, together, side, style)
         # Rates over lengths span decades; and none of them flattens the others.
         row[0].set_yscale("log")
-        names = [f"{side}/{rate.metric}" for side in passes]
+        names = [f"{side}/tflops" for side in passes]
         beyond += _fenced(row[0], [r.metrics[name] for name in names for r in together if name in r.metrics])
         log_ticks(row[0].yaxis)
-        row[0].set_ylabel(f"{name_of(together[0])}\n{rate.unit}" if name_of(together[0]) else rate.unit)
+        row[0].set_ylabel(f"{name_of(together[0])}\nTFLOPS".lstrip())
     for panel, side in zip(panels[0], passes, strict=True):
         panel.set_title(side, fontsize=10)
     for panel in panels[-1]:
         panel.set_xlabel("sequence length, tokens")
     _ticks(panels[-1], sorted({length(result.case) for result in flat}))
-    handles = [_handle(look) for look in style.values()]
+    handles = [handle(look, linestyle=look.line, markersize=5) for look in style.values()]
     left_out = len(every) - len(shown)
-    bars = "Bars and bands" if any(map(_crowded, shown)) else "Bars"
     text = caption(
         flat,
-        f"All: {shared_case(flat, leave_out=('q_len', 'kv_len'))}. {bars}: 95 % confidence intervals across rounds.",
+        f"All: {shared_case(flat, leave_out=('q_len', 'kv_len'))}. Bars: 95 % confidence intervals across rounds.",
         f"{left_out} more groups of sizes are not shown." if left_out else "",
         f"Not shown, far off all others: {beyond} of the rates." if beyond else "",
     )
-    return finish(figure, rate.name, rate.title, text, handles, list(style))
+    return finish(figure, "lengths", "TFLOPS against sequence length", text, handles, list(style))
 
 
-def _draw(panel: Any, together: "Sequence[Result]", side: str, style: dict[str, Any], metric: str) -> None:
+def _draw(panel: Any, together: "Sequence[Result]", side: str, style: dict[str, Any]) -> None:
     for label, look in style.items():
         own = sorted(
-            (r for r in together if r.label == label and f"{side}/{metric}" in r.metrics), key=lambda r: length(r.case)
+            (r for r in together if r.label == label and f"{side}/tflops" in r.metrics), key=lambda r: length(r.case)
         )
         if not own:
             continue
-        lengths, rates = [length(result.case) for result in own], [result.metrics[f"{side}/{metric}"] for result in own]
+        lengths, rates = [length(result.case) for result in own], [result.metrics[f"{side}/tflops"] for result in own]
         down, up = _bars(own, side, rates)
-        if _crowded(together):
-            panel.plot(lengths, rates, color=look.colour, linestyle=look.line, linewidth=1.4, label=label)
-            lowest = [rate - one for rate, one in zip(rates, down, strict=True)]
-            highest = [rate + one for rate, one in zip(rates, up, strict=True)]
-            panel.fill_between(lengths, lowest, highest, color=look.colour, alpha=0.25, linewidth=0)
-            continue
         panel.errorbar(
             lengths,
             rates,
@@ -125,11 +96,6 @@ def _fenced(panel: Any, rates: Sequence[float]) -> int:
     return len(logs) - len(kept)
 
 
-def _crowded(together: "Sequence[Result]") -> bool:
-    """Return whether a family has too many lengths for a marker and a bar each."""
-    return len({length(result.case) for result in together}) > _MOST_BARS
-
-
 def _bars(own: "Sequence[Result]", side: str, rates: Sequence[float]) -> tuple[list[float], list[float]]:
     """Return each rate's error bars, zero where the time has no interval."""
     down, up = [], []
@@ -155,9 +121,3 @@ def _ticks(panels: Sequence[Any], lengths: Sequence[int]) -> None:
         panel.xaxis.set_major_locator(FixedLocator(kept[::-1]))
         panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size_text(round(value))))
         panel.xaxis.set_minor_locator(NullLocator())
-
-
-def _handle(look: Any) -> Any:
-    from matplotlib.lines import Line2D
-
-    return Line2D([], [], color=look.colour, marker=look.marker, linestyle=look.line, markersize=5)

@@ -1,16 +1,15 @@
 """Roofline: rates over arithmetic intensity, below this machine's measured ceilings and the datasheet's."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from attn_exp.core.case.case import TYPED_DTYPES
 from attn_exp.core.host.hardware import datasheet_peak
 from attn_exp.plots.data import caption, measured, passes_of, shared_case
-from attn_exp.plots.style import Chart, finish, log_ticks, looks, new_figure
+from attn_exp.plots.style import Chart, Look, finish, handle, log_ticks, looks, new_figure
 
 if TYPE_CHECKING:
-    from attn_exp.core.record.roofline import Roof
     from attn_exp.results.result import Result
 
 # With more points than this, paths make the file slow in browsers.
@@ -18,12 +17,8 @@ _RASTERISED_FROM = 1500
 _FILL = {"forward": "full", "backward": "none", "step": "left"}
 
 
-def roofline_chart(results: "Sequence[Result]", counted: "Mapping[str, Roof] | None" = None) -> Chart | None:
-    """Draw each pass as a point, forward filled, backward hollow, a step half; None if no rate or bytes are known.
-
-    `counted` gives, by pass, the position of the last result according to the bytes that a profiler counted. These are
-    drawn as crosses, connected to their points.
-    """
+def roofline_chart(results: "Sequence[Result]") -> Chart | None:
+    """Draw each pass as a point, forward filled, backward hollow, a step half; None if no rate or bytes are known."""
     drawn = measured(results, "tflops", "min_bytes")
     if not drawn:
         return None
@@ -52,31 +47,24 @@ def roofline_chart(results: "Sequence[Result]", counted: "Mapping[str, Roof] | N
                 rasterized=len(drawn) > _RASTERISED_FROM,
             )
     panel.set(xscale="log", yscale="log", xlabel="arithmetic intensity, FLOP per compulsory byte", ylabel="TFLOPS")
-    for side, roof in (counted or {}).items():
-        _draw_counted(panel, _point(drawn[-1], side), roof)
-        intensities.append(roof.intensity)
     roofs = _roofs(drawn, device, dtype)
     _draw_roofs(panel, roofs, min(intensities), max(intensities))
     panel.grid(which="both", color="#e6e6e6", linewidth=0.5)
     panel.set_axisbelow(True)
     log_ticks(panel.xaxis)
     log_ticks(panel.yaxis)
-    handles = [_handle(look, "full") for look in style.values()]
+    handles = [handle(look) for look in style.values()]
     labels = list(style)
     if len(passes) > 1:
-        handles += [_handle(None, _FILL[side]) for side in passes]
+        handles += [handle(Look("#777777", "o"), fillstyle=_FILL[side]) for side in passes]
         labels += passes
-    if counted:
-        handles.append(_cross())
-        labels.append("by counted bytes")
-    handles += [_line(line) for _, _, _, line in roofs]
+    handles += [handle(Look("#444444", ""), linestyle=line, linewidth=1.3) for _, _, _, line in roofs]
     labels += [f"{name}: {rate:.4g} TFLOPS, {speed:.3g} TB/s" for name, rate, speed, _ in roofs]
     measured_too = any(name == "measured" for name, *_ in roofs)
     others = len({(r.device_name, r.case.dtype) for r in measured(results, "tflops", "min_bytes")}) - 1
     text = caption(
         drawn,
         "Bytes are the compulsory ones, FLOP those of unmasked pairs.",
-        "Crosses: with the DRAM bytes that Nsight Compute counted." if counted else "",
         "Measured: a large matrix product and a copy, in the worker that ran the jobs." if measured_too else "",
         f"All: {shared_case(drawn)}.",
         f"{others} more devices or data types are not shown." if others else "",
@@ -115,29 +103,3 @@ def _draw_roofs(panel: Any, roofs: Sequence[tuple[str, float, float, str]], leas
     panel.set_xlim(left, right)
     low, high = panel.get_ylim()
     panel.set_ylim(low, max(high, max(rate for _, rate, _, _ in roofs) * 1.6))
-
-
-def _draw_counted(panel: Any, point: tuple[float, float] | None, roof: "Roof") -> None:
-    rate = roof.rate / 1e12
-    if point:
-        panel.plot([point[0], roof.intensity], [point[1], rate], color="#777777", linewidth=0.8)
-    panel.plot([roof.intensity], [rate], marker="x", color="#444444", markersize=7, linestyle="none")
-
-
-def _cross() -> Any:
-    from matplotlib.lines import Line2D
-
-    return Line2D([], [], color="#444444", marker="x", linestyle="none", markersize=6)
-
-
-def _line(line: Any) -> Any:
-    from matplotlib.lines import Line2D
-
-    return Line2D([], [], color="#444444", linestyle=line, linewidth=1.3)
-
-
-def _handle(look: Any, fill: Any) -> Any:
-    from matplotlib.lines import Line2D
-
-    colour, marker = (look.colour, look.marker) if look else ("#777777", "o")
-    return Line2D([], [], color=colour, marker=marker, linestyle="none", fillstyle=fill, markersize=6)

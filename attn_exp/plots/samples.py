@@ -29,7 +29,9 @@ _LONGEST_LEGEND = 7
 def samples_chart(results: "Sequence[Result]") -> Chart | None:
     """Draw the jobs with the longest times, at most 16; None if no samples are stored."""
     sampled = measured(results, "time_us")
-    chosen = _chosen(sampled)
+    longest = sorted(sampled, key=lambda result: -result.metrics.get("forward/time_us", 0.0))[:_MOST_JOBS]
+    # Backends of one case adjacent.
+    chosen = sorted(longest, key=lambda one: (-one.case.batch * one.case.q_len, repr(one.case), one.label))
     records = [(result, record) for result in chosen if (record := _record(result)) is not None]
     if not records:
         return None
@@ -59,12 +61,6 @@ def samples_chart(results: "Sequence[Result]") -> Chart | None:
         f"Of {left_out + len(kept)} jobs, those with the longest times are shown." if left_out else "",
     )
     return finish(figure, "samples", "Samples of each job", text)
-
-
-def _chosen(results: "Sequence[Result]") -> "list[Result]":
-    """Return the longest jobs in the sweep's order, backends of one case adjacent."""
-    longest = sorted(results, key=lambda result: -result.metrics.get("forward/time_us", 0.0))[:_MOST_JOBS]
-    return sorted(longest, key=lambda one: (-one.case.batch * one.case.q_len, repr(one.case), one.label))
 
 
 def _record(result: "Result") -> Record | None:

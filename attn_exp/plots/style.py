@@ -156,6 +156,14 @@ def _columns(lengths: Sequence[int], letters: float) -> int:
     return len(taken) if sum(taken) <= letters else max(1, min(len(taken), int(letters / max(taken))))
 
 
+def handle(look: Look, **options: Any) -> Any:
+    """Return the line or marker that stands for a look in a legend, without a line unless `options` have one."""
+    from matplotlib.lines import Line2D
+
+    kept: dict[str, Any] = {"linestyle": "none", "markersize": 6} | options
+    return Line2D([], [], color=look.colour, marker=look.marker, **kept)
+
+
 def log_ticks(axis: Any) -> None:
     """Set the ticks of a logarithmic axis, such that they remain useful over less than two decades."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter

@@ -39,9 +39,7 @@ class Proton:
         if subject.device != "cuda":
             raise Unavailable("proton needs an NVIDIA GPU: use profiler=torch on a CPU")
         PACKAGE.load()
-        profile = profile_apart(
-            subject, {"_target_": f"{__name__}.ProtonPasses", "name": self.name, "calls": self.calls}
-        )
+        profile = self._apart(subject, "ProtonPasses")
         return self._with_lines(subject, profile) if profile.kernels and self.lines and _of_triton(subject) else profile
 
     def _apart(self, subject: Subject, profiler: str) -> Profile:
@@ -50,9 +48,7 @@ class Proton:
     def _with_lines(self, subject: Subject, profile: Profile) -> Profile:
         """Return the profile with the sampling process's files, or with the reason why there are none."""
         try:
-            lines = profile_apart(
-                subject, {"_target_": f"{__name__}.ProtonLines", "name": self.name, "calls": self.calls}
-            )
+            lines = self._apart(subject, "ProtonLines")
             reason, files = lines.reason, lines.files
         except ProcessLost as error:
             reason, files = str(error), ()

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, get_args
 
-from attn_exp.compare.sheet import Column, Headline, Page, Sheet
+from attn_exp.compare.sheet import Column, Headline, Page, Sheet, split
 from attn_exp.core.case.fields import case_columns
 from attn_exp.core.case.filter import Filter, Getter
 from attn_exp.core.errors import UserError
@@ -69,59 +69,32 @@ def sources_page(figures: Sequence[Figure]) -> Page:
 def judged_page(judged: Sequence[Judged]) -> Page:
     """Return the page of figures beside what was measured: figure, ours, ratio with interval, verdict."""
     several = len({one.figure.source.name for one in judged}) > 1
-    columns = (
-        Column("figure", "figure"),
-        Column("published", "published", "figure"),
-        Column("unit", "unit"),
-        Column("ours", "ours", "figure"),
-        Column("ratio", "ratio", "ratio"),
-        Column("low", "", "ratio"),
-        Column("high", "", "ratio"),
-        Column("interval", "95 % interval", joined=_interval),
-        Column("verdict", "verdict"),
-        Column("status", ""),
-        Column("differs", "measured differently", spare=1),
-        Column("pass", ""),
-        Column("case", ""),
-        Column("backend", ""),
-        Column("gpu", ""),
-        Column("our_gpu", ""),
-        Column("counting", ""),
-        Column("measured_in", ""),
-        Column("overrides", ""),
-        Column("url", ""),
-        Column("place", ""),
-    )
-    rows = []
-    for one in judged:
-        figure, source = one.figure, one.figure.source
-        value, unit = figure.value
-        measured = one.measured
-        rows.append(
-            (
-                figure.name if several else figure.id,
-                value,
-                unit,
-                one.ours,
-                one.ratio,
-                one.low,
-                one.high,
-                None,
-                one.said,
-                figure.status,
-                one.differs,
-                SHORT.get(figure.direction, figure.direction),
-                figure.case.label(),
-                figure.backend or "",
-                source.gpu,
-                measured.gpu if measured else "",
-                source.counting,
-                measured.place if measured else "",
-                " ".join(figure.words()),
-                source.url,
-                source.place,
-            )
+    columns, values = split(
+        (
+            (Column("figure", "figure"), lambda one: one.figure.name if several else one.figure.id),
+            (Column("published", "published", "figure"), lambda one: one.figure.value[0]),
+            (Column("unit", "unit"), lambda one: one.figure.value[1]),
+            (Column("ours", "ours", "figure"), lambda one: one.ours),
+            (Column("ratio", "ratio", "ratio"), lambda one: one.ratio),
+            (Column("low", "", "ratio"), lambda one: one.low),
+            (Column("high", "", "ratio"), lambda one: one.high),
+            (Column("interval", "95 % interval", joined=_interval), None),
+            (Column("verdict", "verdict"), lambda one: one.said),
+            (Column("status", ""), lambda one: one.figure.status),
+            (Column("differs", "measured differently", spare=1), lambda one: one.differs),
+            (Column("pass", ""), lambda one: SHORT.get(one.figure.direction, one.figure.direction)),
+            (Column("case", ""), lambda one: one.figure.case.label()),
+            (Column("backend", ""), lambda one: one.figure.backend or ""),
+            (Column("gpu", ""), lambda one: one.figure.source.gpu),
+            (Column("our_gpu", ""), lambda one: one.measured.gpu if one.measured else ""),
+            (Column("counting", ""), lambda one: one.figure.source.counting),
+            (Column("measured_in", ""), lambda one: one.measured.place if one.measured else ""),
+            (Column("overrides", ""), lambda one: " ".join(one.figure.words())),
+            (Column("url", ""), lambda one: one.figure.source.url),
+            (Column("place", ""), lambda one: one.figure.source.place),
         )
+    )
+    rows = tuple(map(values, judged))
     counts = Counter(one.verdict for one in judged if one.verdict is not None)
     without = len(judged) - sum(counts.values())
     parts = [f"{counts[name]} {name}" for name in ("reproduced", "beside", "contradicted")]
@@ -144,7 +117,7 @@ def judged_page(judged: Sequence[Judged]) -> Page:
     )
     verdicts: dict[str, int] = {str(name): count for name, count in counts.items()}
     about = {"kind": "reproduced", "figures": len(judged), **verdicts}
-    return Page(about, (), (Sheet("rows", "", columns, tuple(rows)),), notes, headline=Headline((said,)))
+    return Page(about, (), (Sheet("rows", "", columns, rows),), notes, headline=Headline((said,)))
 
 
 def _interval(values: dict[str, Any]) -> str:

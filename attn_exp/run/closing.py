@@ -107,10 +107,10 @@ def write_report(
     return []
 
 
-def write_pages(results: Sequence[Result], say: Callable[[str], None], *, pictures: bool) -> dict[str, Sequence[Path]]:
-    """Write the page and picture of each profiled job; return them by job."""
+def write_pages(results: Sequence[Result], say: Callable[[str], None]) -> dict[str, Sequence[Path]]:
+    """Write the page of each profiled job; return them by job."""
     from attn_exp.explain.page import keep_pages
 
     with _told("pages of profiled jobs", say):
-        return {kept.job: kept.files for kept in keep_pages(results, pictures=pictures)}
+        return keep_pages(results)
     return {}

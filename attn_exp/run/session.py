@@ -282,7 +282,7 @@ class Session:
         reports = write_report(rivals, plots, folder, say) if self._plots else []
         files += reports
         profiled = any(result.profiles for result in results) and status == "FINISHED"
-        of_jobs = write_pages(results, say, pictures=self._plots) if profiled else {}
+        of_jobs = write_pages(results, say) if profiled else {}
         limit_s = 1.0 if status == "KILLED" else math.inf
         summary = summary_of(results, rivals, say, sweep.planned)
         warning = tracker.close(
