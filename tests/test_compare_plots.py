@@ -29,6 +29,7 @@ def a_job(backend, us, length, causal=True, **more):
     metrics, passes = dict(job.metrics), {}
     for side in ("forward", "backward"):
         metrics |= {f"{side}/min_bytes": 1e6 * length}
+        metrics[f"{side}/gb_per_s"] = 1e3 * length / metrics[f"{side}/time_us"]
         times = tuple(us * (1 + 0.001 * (index % 7)) for index in range(40))
         timing = Timing(timer="device", l2="cold", times_us=times, rounds=(0,) * 40, stop_reason="precise")
         passes[side] = replace(job.passes[side], timings=(timing,))
@@ -69,7 +70,7 @@ def legend(chart):
 
 
 def test_all_that_make_sense_are_drawn_with_captions_that_say_of_what(drawn):
-    assert list(drawn) == ["heatmap", "lengths", "roofline", "accuracy", "samples"]
+    assert list(drawn) == ["heatmap", "lengths", "roofline", "accuracy", "samples", "bandwidth"]
     for chart in drawn.values():
         assert "NVIDIA H200" in chart.caption and "2026-03-01" in chart.caption and "n = " in chart.caption
         # What no case has is not what all have.
@@ -177,7 +178,7 @@ def test_files_are_the_same_every_time_and_pyplot_is_never_imported(folder, tmp_
         "assert 'matplotlib.pyplot' not in sys.modules and 'torch' not in sys.modules"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (ran.returncode, ran.stdout) == (0, "10\n"), ran.stderr
+    assert (ran.returncode, ran.stdout) == (0, "12\n"), ran.stderr
     write_charts(compare(folder / "one"), tmp_path / "q")
     for path in (tmp_path / "p").glob("*.svg"):
         assert path.read_text() == (tmp_path / "q" / path.name).read_text()
@@ -187,7 +188,7 @@ def test_the_command_writes_them_and_says_where(folder, tmp_path, capsys, monkey
     monkeypatch.chdir(folder)
     assert main(["one", "folder=.", "rows=3", f"plots={tmp_path / 'p'}"]) == 0
     out, err = capsys.readouterr()
-    assert "flash" in out and err == f"10 plots are in {tmp_path / 'p'}\n"
+    assert "flash" in out and err == f"12 plots are in {tmp_path / 'p'}\n"
     assert {path.suffix for path in (tmp_path / "p").iterdir()} == {".svg", ".png"}
     (tmp_path / "file").write_text("")
     assert main(["one", "folder=.", f"plots={tmp_path / 'file'}"]) == 2
@@ -199,4 +200,4 @@ def test_a_time_limit_leaves_out_what_comes_last(folder, tmp_path):
     found = compare(folder / "one")
     written = write_charts(found, tmp_path / "p", limit_s=0.0, left_out=lambda: told.append("left out"))
     assert [path.stem for path in written] == ["heatmap", "heatmap"] and told == ["left out"]
-    assert len(write_charts(found, tmp_path / "q", left_out=lambda: told.append("again"))) == 10 and len(told) == 1
+    assert len(write_charts(found, tmp_path / "q", left_out=lambda: told.append("again"))) == 12 and len(told) == 1

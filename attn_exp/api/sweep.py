@@ -71,7 +71,7 @@ class Sweep(read.Sweep):
 
         Args:
             kind: `heatmap` (speed-ups by case), `lengths` (TFLOPS against sequence length), `roofline`, `accuracy`
-                (errors against speed) or `samples` (times in microseconds).
+                (errors against speed), `samples` (times in microseconds) or `bandwidth`.
                 By default the first of these that its results give.
 
         Raises:

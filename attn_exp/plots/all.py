@@ -16,7 +16,7 @@ from attn_exp.core.errors import UserError
 from attn_exp.plots.data import one_each
 from attn_exp.plots.dots import accuracy_chart
 from attn_exp.plots.heatmap import heatmap_chart
-from attn_exp.plots.lengths import lengths_chart
+from attn_exp.plots.lengths import bandwidth_chart, lengths_chart
 from attn_exp.plots.roofline import roofline_chart
 from attn_exp.plots.samples import samples_chart
 from attn_exp.plots.style import MISSING, Chart, available, svg
@@ -29,6 +29,7 @@ _OF_RESULTS: "dict[str, Callable[[Sequence[Result]], Chart | None]]" = {
     "roofline": roofline_chart,
     "accuracy": accuracy_chart,
     "samples": samples_chart,
+    "bandwidth": bandwidth_chart,
 }
 # The charts of a sweep's backends by name.
 KINDS = ("heatmap", *_OF_RESULTS)

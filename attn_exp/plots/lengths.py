@@ -1,4 +1,4 @@
-"""TFLOPS over sequence length: a curve per backend, a column per pass, a row for each other size."""
+"""A rate (TFLOPS, GB/s) over sequence length: a curve per backend, a column per pass, a row for each other size."""
 
 import math
 import statistics
@@ -19,12 +19,21 @@ _FENCE, _LEAST_FENCE, _FEWEST = 1.5, 1.0, 8
 
 def lengths_chart(results: "Sequence[Result]") -> Chart | None:
     """Draw the families that have several lengths, at most eight with the most; None if there are none."""
-    every = families(measured(results, "tflops"))
+    return _chart(results, "tflops", "TFLOPS", "lengths", "TFLOPS against sequence length")
+
+
+def bandwidth_chart(results: "Sequence[Result]") -> Chart | None:
+    """Draw the same of the rate of compulsory bytes in GB/s, as PyTorch's kernel-benchmark utilities plot it."""
+    return _chart(results, "gb_per_s", "GB/s", "bandwidth", "GB/s of compulsory bytes against sequence length")
+
+
+def _chart(results: "Sequence[Result]", metric: str, unit: str, name: str, title: str) -> Chart | None:
+    every = families(measured(results, metric))
     if not every:
         return None
     shown = every[:_MOST_ROWS]
     flat = [result for one in shown for result in one]
-    passes = passes_of(flat, "tflops")
+    passes = passes_of(flat, metric)
     style = looks(flat)
     name_of = case_names([one[0] for one in shown], leave_out=("q_len", "kv_len"))
     figure = new_figure(1.2 + 4.4 * len(passes), 1.9 + 1.8 * len(shown))
@@ -32,13 +41,13 @@ def lengths_chart(results: "Sequence[Result]") -> Chart | None:
     panels = figure.subplots(len(shown), len(passes), squeeze=False, sharex=True, sharey="row")
     for row, together in zip(panels, shown, strict=True):
         for panel, side in zip(row, passes, strict=True):
-            _draw(panel, together, side, style)
+            _draw(panel, together, side, style, metric)
         # Rates over lengths span decades; and none of them flattens the others.
         row[0].set_yscale("log")
-        names = [f"{side}/tflops" for side in passes]
-        beyond += _fenced(row[0], [r.metrics[name] for name in names for r in together if name in r.metrics])
+        rates = [f"{side}/{metric}" for side in passes]
+        beyond += _fenced(row[0], [r.metrics[rate] for rate in rates for r in together if rate in r.metrics])
         log_ticks(row[0].yaxis)
-        row[0].set_ylabel(f"{name_of(together[0])}\nTFLOPS".lstrip())
+        row[0].set_ylabel(f"{name_of(together[0])}\n{unit}".lstrip())
     for panel, side in zip(panels[0], passes, strict=True):
         panel.set_title(side, fontsize=10)
     for panel in panels[-1]:
@@ -52,17 +61,17 @@ def lengths_chart(results: "Sequence[Result]") -> Chart | None:
         f"{left_out} more groups of sizes are not shown." if left_out else "",
         f"Not shown, far off all others: {beyond} of the rates." if beyond else "",
     )
-    return finish(figure, "lengths", "TFLOPS against sequence length", text, handles, list(style))
+    return finish(figure, name, title, text, handles, list(style))
 
 
-def _draw(panel: Any, together: "Sequence[Result]", side: str, style: dict[str, Any]) -> None:
+def _draw(panel: Any, together: "Sequence[Result]", side: str, style: dict[str, Any], metric: str) -> None:
     for label, look in style.items():
         own = sorted(
-            (r for r in together if r.label == label and f"{side}/tflops" in r.metrics), key=lambda r: length(r.case)
+            (r for r in together if r.label == label and f"{side}/{metric}" in r.metrics), key=lambda r: length(r.case)
         )
         if not own:
             continue
-        lengths, rates = [length(result.case) for result in own], [result.metrics[f"{side}/tflops"] for result in own]
+        lengths, rates = [length(result.case) for result in own], [result.metrics[f"{side}/{metric}"] for result in own]
         down, up = _bars(own, side, rates)
         panel.errorbar(
             lengths,
