@@ -96,18 +96,13 @@ def test_curves_against_length_have_the_records_numbers_units_and_ticks(drawn):
     assert list(by_label["flash"].get_ydata()) == [one.metrics["forward/tflops"] for one in flash]
 
 
-def test_one_outlier_does_not_flatten_the_rest_and_many_lengths_have_ticks_apart():
+def test_many_lengths_have_ticks_apart():
     jobs = [
         a_job(name, us * length, length)
         for name, us in (("flash", 0.1), ("math", 0.9))
         for length in range(128, 3329, 128)
     ]
-    lost = a_job("eager", 2e5, 128)
-    chart, alone = (lengths_chart([decode(msgspec.json.encode(one), Path("record.json")) for one in own])
-                    for own in ([*jobs, lost], jobs))  # fmt: skip
-    assert panels(chart)[0].get_ylim() == pytest.approx(panels(alone)[0].get_ylim(), rel=0.5)
-    assert lost.metrics["forward/tflops"] < panels(chart)[0].get_ylim()[0]
-    assert "Not shown, far off all others: 2 of the rates." in chart.caption and "Not shown" not in alone.caption
+    chart = lengths_chart([decode(msgspec.json.encode(one), Path("record.json")) for one in jobs])
     ticks = list(panels(chart)[0].xaxis.get_major_locator().locs)
     assert 4 < len(ticks) <= 10 and set(ticks) <= set(range(128, 3329, 128))
     assert all(after / before >= 1.4 for before, after in zip(sorted(ticks), sorted(ticks)[1:], strict=False))

@@ -56,12 +56,8 @@ def summary(table: "DispatchTable") -> list[str]:
         own = [bucket for bucket in table.buckets if bucket.mode == mode]
         if not own:
             continue
-        lines.append(f"{mode}, {_counted(len(own), 'shape')}: {_picks(own)}")
+        lines.append(f"{mode}, {len(own)} shapes: {_picks(own)}")
     return lines
-
-
-def _counted(n: int, noun: str) -> str:
-    return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
 def _picks(buckets: "list[Bucket]") -> str:

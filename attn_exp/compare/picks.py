@@ -200,11 +200,7 @@ def _hash(result: Result) -> str:
 
 
 def _fingerprint(results: Sequence[Result]) -> dict[str, str]:
-    """Return what the times depend on.
-
-    Raises:
-        UserError: the records are of several environments.
-    """
+    """Return what the times depend on; raises UserError if the records are of several environments."""
     every: dict[str, dict[str, None]] = defaultdict(dict)
     packages = {package for one in results for package in about_backend(str(one.backend["name"])).packages}
     for one in results:

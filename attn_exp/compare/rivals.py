@@ -228,10 +228,7 @@ def compare_rivals(
 
 
 def _ties(rows: Sequence[Ranking], metric: ChosenMetric) -> tuple[Duel, ...]:
-    """Return the duels of ties, those first in which most is at stake: the difference, in both passes.
-
-    There are none where a duel would not tell.
-    """
+    """Return the duels of ties, those first in which most is at stake: the difference, in both passes."""
     if not metric.settled_by_duels:
         return ()
     pairs = [pair for group in by_group(rows) if (pair := open_pair(group, metric)) is not None]

@@ -152,7 +152,11 @@ def job_page(job: Result, results: Iterable[Result]) -> str:
         parts.append(["Profiles", *_profiles(job, record)])
     if notes := [f"{flag}: {FLAGS[flag][1]}" for flag in record.flags if flag in FLAGS]:
         parts.append(["Flags", *notes])
-    return "\n\n".join("\n".join(_wrapped(part)) for part in parts)
+    # Sentences are wrapped to the tables' width, tables are not.
+    return "\n\n".join(
+        "\n".join(line if "\n" in line or line.startswith("  ") else filled(line, WIDTH) for line in part)
+        for part in parts
+    )
 
 
 def _head(job: Result, record: Record) -> list[str]:
@@ -220,8 +224,3 @@ def _profiles(job: Result, record: Record) -> list[str]:
         lines.append(f"{name} {profile.status}{reason} ({duration(profile.seconds)})")
         lines += [f"  {user_path(job.path.parent / file)}" for file in profile.files]
     return lines
-
-
-def _wrapped(lines: Iterable[str]) -> list[str]:
-    """Wrap sentences to the tables' width, but not tables."""
-    return [line if "\n" in line or line.startswith("  ") else filled(line, WIDTH) for line in lines]

@@ -1,7 +1,5 @@
 """A rate (TFLOPS, GB/s) over sequence length: a curve per backend, a column per pass, a row for each other size."""
 
-import math
-import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +11,6 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = 8
 _MOST_TICKS = 9
-# Tukey's fences: a rate that is so many times the quartiles' distance beyond them, and a decade, is off the axis.
-_FENCE, _LEAST_FENCE, _FEWEST = 1.5, 1.0, 8
 
 
 def lengths_chart(results: "Sequence[Result]") -> Chart | None:
@@ -37,15 +33,12 @@ def _chart(results: "Sequence[Result]", metric: str, unit: str, name: str, title
     style = looks(flat)
     name_of = case_names([one[0] for one in shown], leave_out=("q_len", "kv_len"))
     figure = new_figure(1.2 + 4.4 * len(passes), 1.9 + 1.8 * len(shown))
-    beyond = 0
     panels = figure.subplots(len(shown), len(passes), squeeze=False, sharex=True, sharey="row")
     for row, together in zip(panels, shown, strict=True):
         for panel, side in zip(row, passes, strict=True):
             _draw(panel, together, side, style, metric)
-        # Rates over lengths span decades; and none of them flattens the others.
+        # Rates over lengths span decades.
         row[0].set_yscale("log")
-        rates = [f"{side}/{metric}" for side in passes]
-        beyond += _fenced(row[0], [r.metrics[rate] for rate in rates for r in together if rate in r.metrics])
         log_ticks(row[0].yaxis)
         row[0].set_ylabel(f"{name_of(together[0])}\n{unit}".lstrip())
     for panel, side in zip(panels[0], passes, strict=True):
@@ -59,7 +52,6 @@ def _chart(results: "Sequence[Result]", metric: str, unit: str, name: str, title
         flat,
         f"All: {shared_case(flat, leave_out=('q_len', 'kv_len'))}. Bars: 95 % confidence intervals across rounds.",
         f"{left_out} more groups of sizes are not shown." if left_out else "",
-        f"Not shown, far off all others: {beyond} of the rates." if beyond else "",
     )
     return finish(figure, name, title, text, handles, list(style))
 
@@ -89,20 +81,6 @@ def _draw(panel: Any, together: "Sequence[Result]", side: str, style: dict[str, 
     panel.set_xscale("log", base=2)
     panel.grid(color="#dddddd", linewidth=0.6)
     panel.set_axisbelow(True)
-
-
-def _fenced(panel: Any, rates: Sequence[float]) -> int:
-    """Let the axis end before rates that are far off the others; return how many are beyond it."""
-    logs = sorted(math.log10(rate) for rate in rates if rate > 0)
-    if len(logs) < _FEWEST:
-        return 0
-    low, _, high = statistics.quantiles(logs, n=4)
-    reach = max(_LEAST_FENCE, _FENCE * (high - low))
-    kept = [one for one in logs if low - reach <= one <= high + reach]
-    if len(kept) < len(logs):
-        edge = 0.05 * (kept[-1] - kept[0]) or 0.1
-        panel.set_ylim(10 ** (kept[0] - edge), 10 ** (kept[-1] + edge))
-    return len(logs) - len(kept)
 
 
 def _bars(own: "Sequence[Result]", side: str, rates: Sequence[float]) -> tuple[list[float], list[float]]:

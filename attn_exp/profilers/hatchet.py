@@ -107,11 +107,7 @@ def _line(direction: str, kernel: dict[str, Any], sampled: dict[str, Any], place
 
 
 def _scope(root: dict[str, Any], direction: str) -> dict[str, Any]:
-    """Return the scope of a pass.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Return the scope of a pass; raises ValueError if there is none."""
     scopes: list[dict[str, Any]] = [node for node in root["children"] if node["frame"]["name"] == direction]
     if not scopes:
         raise ValueError(f"the tree has no scope '{direction}'")

@@ -7,7 +7,7 @@ from torch.autograd.profiler import record_function
 from attn_exp.core.files import write_whole
 from attn_exp.core.record.profile import Profile
 from attn_exp.profilers.base import Subject, kernels_csv
-from attn_exp.profilers.chrome import PREFIX, PassTrace, read_trace
+from attn_exp.profilers.chrome import PREFIX, read_trace
 from attn_exp.timers.call import synchronize
 from attn_exp.timers.trace import silent_profile
 
@@ -40,9 +40,10 @@ class TorchProfiler:
         metrics = {
             f"{direction}/{name}": value for direction, one in passes.items() for name, value in one.metrics.items()
         }
+        empty = " and ".join(side for side, one in passes.items() if device == "cuda" and not one.kernels) or None
         return Profile(
             status="failed" if device == "cuda" and not kernels else "ok",
-            reason=_missing(device, passes),
+            reason=empty and f"no kernel of {empty} in the trace: is CUPTI allowed to trace on this machine?",
             kernels=kernels,
             metrics=metrics,
             files=subject.kept(TRACE_NAME, _TABLE),
@@ -53,10 +54,3 @@ def _once(subject: Subject, direction: str, call: Callable[[], object]) -> None:
     subject.evict_caches()
     with record_function(f"{PREFIX}{direction}"):
         call()
-
-
-def _missing(device: str, passes: dict[str, PassTrace]) -> str | None:
-    empty = [direction for direction, one in passes.items() if device == "cuda" and not one.kernels]
-    if not empty:
-        return None
-    return f"no kernel of {' and '.join(empty)} in the trace: is CUPTI allowed to trace on this machine?"

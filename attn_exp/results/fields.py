@@ -1,6 +1,7 @@
 """Fields: the names that `where=`, `by=` and `sort=` accept, and how to get their values from a cell."""
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from attn_exp.core.case.case import PASSES
@@ -54,7 +55,7 @@ def fields(cells: Sequence[Cell]) -> dict[str, Getter]:
     getters |= {name: _own_metric(name) for name in metrics}
     getters |= {f"backend.{name}": _option(name) for name in options}
     getters |= {name: _flag(name) for name in FLAGS}
-    getters |= {name: _case(name) for name in case_columns()}
+    getters |= {name: attrgetter(f"result.case.{name}") for name in case_columns()}
     return getters | _OWN
 
 
@@ -100,7 +101,3 @@ def _option(name: str) -> Getter:
 
 def _flag(name: str) -> Getter:
     return lambda cell: name in cell.result.flags
-
-
-def _case(name: str) -> Getter:
-    return lambda cell: getattr(cell.result.case, name)

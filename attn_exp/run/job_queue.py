@@ -118,7 +118,9 @@ class JobQueue:
         except RecordError as error:
             record, reason = None, reason or str(error)
         if record is not None:
-            _remove_old_profiles(outcome.folder / PROFILES, record)
+            for old in (outcome.folder / PROFILES).glob("*/"):
+                if old.name not in record.profiles:
+                    shutil.rmtree(old, ignore_errors=True)
             return _with_lost_profiles(record, outcome)
         status, reason = status or "error", redacted(reason or "the worker ended the job without a record")
         if pending.before is not None:
@@ -151,13 +153,6 @@ def with_failed_profiles(record: Record, request: Request, status: Status, reaso
     failed = Profile(status="failed", reason=f"repeating the job for it ended as {status}: {reason}")
     repeated = replace(record.request, profilers=request.profilers)
     return replace(record, request=repeated, profiles=record.profiles | dict.fromkeys(record.lacking(request), failed))
-
-
-def _remove_old_profiles(profiles: Path, record: Record) -> None:
-    """Remove the files of profilers that an earlier record of the job had and this one does not."""
-    for folder in profiles.iterdir() if profiles.is_dir() else ():
-        if folder.is_dir() and folder.name not in record.profiles:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _with_lost_profiles(record: Record, outcome: Outcome) -> Record:

@@ -207,14 +207,10 @@ def trace(
             return found
     if whole is not None:
         return whole
-    around = {activity.name for activity in activities(lambda: _marked_calls(gpu, l2, _nothing, 1, between))}
+    around = {activity.name for activity in activities(lambda: _marked_calls(gpu, l2, lambda: None, 1, between))}
     # If the profiler records nothing of what surely ran, its records are no evidence of anything.
     rest = tuple(activity for activity in recorded if activity.name not in around) if around else ()
     return Trace((), max(1.0, len(rest) / calls), rest, calls)
-
-
-def _nothing() -> None:
-    """Stand in for the call."""
 
 
 def _marked_calls(

@@ -9,7 +9,6 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Sequence
-from types import FrameType
 
 from attn_exp.core.errors import UserError
 from attn_exp.core.redaction import redacted
@@ -57,7 +56,7 @@ def serve(uri: str, pages: Sequence[str], *, host: str, port: int) -> int:
     if (path := database_file(uri)) is not None:
         command.append(f"--default-artifact-root={path.parent / 'artifacts'}")
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+        signal.signal(number, signal.default_int_handler)
     base = f"http://{_reached(host)}:{port}"
     print(f"starting MLflow over {redacted(uri)} ...", flush=True)
     with tempfile.TemporaryFile("w+") as log:
@@ -100,10 +99,6 @@ def _end(server: "subprocess.Popen[bytes]") -> None:
             server.wait(_STOP_LIMIT_S)
         except (ProcessLookupError, subprocess.TimeoutExpired):
             continue
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _reached(host: str) -> str:

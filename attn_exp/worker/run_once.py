@@ -49,8 +49,9 @@ def run_once(request: Request) -> None:
         synchronize(device)
         with _profiled(device):
             for index, direction in enumerate(request.measuring.passes):
-                if index:
-                    _mark(device)
+                if index and device == "cuda":
+                    torch.cuda._sleep(1)
+                    synchronize(device)
                 with marked("job", request.job, device), marked("pass", direction, device):
                     timed[direction]()
                     synchronize(device)
@@ -63,9 +64,3 @@ def _profiled(device: str) -> Iterator[None]:
     yield
     if device == "cuda":
         torch.cuda.cudart().cudaProfilerStop()
-
-
-def _mark(device: str) -> None:
-    if device == "cuda":
-        torch.cuda._sleep(1)
-        synchronize(device)

@@ -65,9 +65,6 @@ def _median(timing: Timing) -> float:
 
 
 def _half(timing: Timing) -> float:
-    """Return the half-width of the median's 95 % interval on a logarithmic scale.
-
-    It is across rounds, or of a secondary timer's one block across calls.
-    """
+    """Return the half-width of the median's 95 % interval, logarithmic, across rounds or one block's calls."""
     medians = round_medians(timing.times_us, timing.rounds)
     return log_half_width(medians if len(medians) > 1 else timing.times_us, _median(timing)) or 0.0

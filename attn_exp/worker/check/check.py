@@ -60,9 +60,8 @@ class Check:
         if request.case.workload is not None:
             self._attention_alone()
         elif isinstance(seeded, Inputs):
-            check = ValuesCheck(
-                self.attempt, self.machine, request, self._with_inputs(), self.contents, self.form, seeded
-            )
+            calls = self.calls if self.calls.inputs is not None else replace(self.calls, inputs=self.inputs)
+            check = ValuesCheck(self.attempt, self.machine, request, calls, self.contents, self.form, seeded)
             # Boundaries of masks, and the means of heads, are checked on values whose distribution is known.
             kinds = [NORMAL] if request.measuring.inputs == GIVEN else []
             kinds += [HARD] if request.case.quantised else [HARD, FAINT]
@@ -143,9 +142,6 @@ class Check:
                 raise
             reason = f"the attention alone, which is checked beside the block: {error_summary(error)}"
             raise Stopped("out_of_memory", reason) from error
-
-    def _with_inputs(self) -> Calls:
-        return self.calls if self.calls.inputs is not None else replace(self.calls, inputs=self.inputs)
 
     def _unlike_given(self, name: str, seeded: Any) -> str:
         read = self.contents.tensors[name].dtype
