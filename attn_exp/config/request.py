@@ -13,7 +13,6 @@ from attn_exp.config.kept import kept_config
 from attn_exp.core.case.case import NORMAL, PASSES, WORKLOADS, Case
 from attn_exp.core.case.config import case_from_config
 from attn_exp.core.catalogue import (
-    TimerChoice,
     about_backend,
     backend_options,
     input_kinds,
@@ -83,14 +82,16 @@ def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
     _check_whole(config)
     case = case_from_config(config)
     device = resolve_device(str(config["device"]), gpus)[0]
-    backend = named_backend(_chosen_backend(config))
+    backend = _chosen_backend(config)
     about_backend(backend["name"], config["backend"].get("about"))
     check_name("sweep", config["sweep"])
     measuring = _measuring(config, device)
     compile_ = _compile(config["compile"])
-    _check_statuses(config["stop_on"])
+    for status in config["stop_on"] if isinstance(config["stop_on"], list) else [config["stop_on"]]:
+        if not isinstance(status, str) or status not in STATUSES:
+            near = nearest(str(status), STATUSES)
+            raise UserError(f"stop_on={status} is no list of statuses: {near}write stop_on=[inaccurate]")
     kept = kept_config(config)
-    _check_options(backend)
     if not isinstance(config["caches"], bool):
         raise UserError(f"caches={config['caches']} is neither true nor false")
     limit_mb = config["profiler_limit_mb"]
@@ -148,11 +149,22 @@ def resolve_device(device: str, gpus: list[GpuInfo]) -> tuple[str, list[GpuInfo]
 
 
 def _chosen_backend(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of the chosen backend, of which `deterministic=true` sets the one of that name."""
+    """Return the named options of the chosen backend, of which `deterministic=true` sets the one of that name.
+
+    Raises UserError for an option that the YAML of one of our backends does not declare.
+    """
     if not isinstance(config["deterministic"], bool):
         raise UserError(f"deterministic={config['deterministic']} is neither true nor false")
     chosen = dict(config["backend"])
-    return chosen | {"deterministic": True} if config["deterministic"] and "deterministic" in chosen else chosen
+    chosen |= {"deterministic": True} if config["deterministic"] and "deterministic" in chosen else {}
+    backend = named_backend(chosen)
+    declared = backend_options().get(backend["_target_"])
+    if declared is not None:
+        for option in sorted(backend.keys() - {"_target_", "name"} - declared):
+            near = nearest(option, declared)
+            there = f"its options are {', '.join(sorted(declared))}" if declared else "it has none"
+            raise UserError(f"backend={backend['name']} has no option '{option}': {near or there}".rstrip())
+    return backend
 
 
 def named_backend(backend: dict[str, Any]) -> dict[str, Any]:
@@ -176,17 +188,6 @@ def named_backend(backend: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in backend.items() if key not in left_out} | {"name": name}
 
 
-def _check_options(backend: dict[str, Any]) -> None:
-    """Raise UserError for an option that the YAML of one of our backends does not declare."""
-    declared = backend_options().get(backend["_target_"])
-    if declared is None:
-        return
-    for option in sorted(backend.keys() - {"_target_", "name"} - declared):
-        near = nearest(option, declared)
-        there = f"its options are {', '.join(sorted(declared))}" if declared else "it has none"
-        raise UserError(f"backend={backend['name']} has no option '{option}': {near or there}".rstrip())
-
-
 def _check_keys(key: str, tree: Any) -> None:
     """Raise UserError unless all keys are text, so that options can be sorted."""
     for name, value in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
@@ -196,8 +197,12 @@ def _check_keys(key: str, tree: Any) -> None:
 
 
 def _measuring(config: dict[str, Any], device: str) -> Measuring:
-    known = _timers(config["timer"])
-    name = config["timer"]["name"]
+    known, name, target = timers(), str(config["timer"]["name"]), config["timer"].get("_target_")
+    if target is not None:
+        check_name("timer.name", name)
+        if name in known and target != known[name].target:
+            raise UserError(f"timer.name={name} is a timer of attn_exp: give your own timer another name")
+        known = {name: timer_choice(config["timer"])} | known
     chooses = config["timer"].get("chooses")
     timer = chooses.get(device, name) if isinstance(chooses, dict) else name
     here = [one.name for one in known.values() if device in one.devices]
@@ -217,6 +222,15 @@ def _measuring(config: dict[str, Any], device: str) -> Measuring:
     for other in also:
         if other not in list(known):
             raise UserError(f"timer.also has {other!r}: {nearest(str(other), here)}the timers are {', '.join(here)}")
+    values, kinds = str(config["inputs"]["name"]), input_kinds()
+    if values not in kinds:
+        near = nearest(values, kinds)
+        raise UserError(f"inputs.name={values} does not exist: {near}the choices are {', '.join(kinds)}")
+    if values != NORMAL and config["workload"] != WORKLOADS[0]:
+        raise UserError(
+            f"inputs={values} are values of q, k and v, which workload={config['workload']} computes itself: "
+            "set inputs=normal, or workload=attention"
+        )
     fields = {
         "timer": timer,
         "also": tuple(other for other in also if other in here and other != timer),
@@ -224,7 +238,7 @@ def _measuring(config: dict[str, Any], device: str) -> Measuring:
         "seed": config["seed"],
         "regime": config["regime"],
         "l2": config["l2"] if device == "cuda" else "warm",
-        "inputs": _inputs(config),
+        "inputs": values,
         "determinism": config["determinism"],
         # A forward has nothing to accumulate.
         "accumulate": config["accumulate"] and passes != ("forward",),
@@ -254,33 +268,6 @@ def _measuring(config: dict[str, Any], device: str) -> Measuring:
     return measuring
 
 
-def _inputs(config: dict[str, Any]) -> str:
-    """Return the kind of inputs."""
-    name, kinds = str(config["inputs"]["name"]), input_kinds()
-    if name not in kinds:
-        raise UserError(f"inputs.name={name} does not exist: {nearest(name, kinds)}the choices are {', '.join(kinds)}")
-    if name != NORMAL and config["workload"] != WORKLOADS[0]:
-        raise UserError(
-            f"inputs={name} are values of q, k and v, which workload={config['workload']} computes itself: "
-            "set inputs=normal, or workload=attention"
-        )
-    return name
-
-
-def _timers(chosen: dict[str, Any]) -> dict[str, TimerChoice]:
-    """The package's timers by name, and the chosen one if it comes from elsewhere; raise UserError if it is neither."""
-    name, target = str(chosen["name"]), chosen.get("_target_")
-    ours = timers()
-    if target is None:
-        return ours
-    check_name("timer.name", name)
-    if name in ours:
-        if target != ours[name].target:
-            raise UserError(f"timer.name={name} is a timer of attn_exp: give your own timer another name")
-        return ours
-    return ours | {name: timer_choice(chosen)}
-
-
 def _misfit(error: str, fields: dict[str, Any]) -> str:
     """Return msgspec's ``Expected `int`, got `str` - at `$.seed` `` as a sentence about the key."""
     match = re.search(r"Expected `(\w+)`.*at `\$\.(\w+)", error)
@@ -289,13 +276,6 @@ def _misfit(error: str, fields: dict[str, Any]) -> str:
     kind = {"int": "a whole number", "float": "a number"}.get(match[1], "what it should be")
     key = "seed" if match[2] == "seed" else f"stopping.{match[2]}"
     return f"{key}={fields.get(match[2])} is not {kind}"
-
-
-def _check_statuses(stop_on: Any) -> None:
-    for status in stop_on if isinstance(stop_on, list) else [stop_on]:
-        if not isinstance(status, str) or status not in STATUSES:
-            near = nearest(str(status), list(STATUSES))
-            raise UserError(f"stop_on={status} is no list of statuses: {near}write stop_on=[inaccurate]")
 
 
 def _compile(config: dict[str, Any]) -> Compile:

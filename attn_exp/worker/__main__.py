@@ -70,7 +70,8 @@ def run_folder(
             machine = Machine.open(first.device)
         except Unavailable as error:
             for request, target in jobs:
-                _write(Record(request=request, status="unavailable", reason=str(error)), target)
+                target.mkdir(exist_ok=True)
+                write_record(Record(request=request, status="unavailable", reason=str(error)), target)
             return None, True
     opened_s = time.perf_counter() - began
     prepared, machine.announce = None, announce
@@ -82,7 +83,8 @@ def run_folder(
     for record, (_, target) in zip(records, jobs, strict=True):
         record.stages_s["open"] = round(opened_s, 6)
         record.stages_s["total"] = round(time.perf_counter() - began, 6)
-        _write(record, target)
+        target.mkdir(exist_ok=True)
+        write_record(record, target)
     if prepared is not None and first.profilers:
         from attn_exp.worker.profile_pass import profile_job
 
@@ -91,11 +93,6 @@ def run_folder(
     failed = any(record.status == "error" for record in records) or any(one.status == "failed" for one in profiles)
     machine.settings.restore()
     return machine, not (failed and is_poisoned(first.device))
-
-
-def _write(record: Record, folder: Path) -> None:
-    folder.mkdir(exist_ok=True)
-    write_record(record, folder)
 
 
 def serve(reply_fd: int) -> None:

@@ -5,7 +5,6 @@ from dataclasses import replace
 from attn_exp.backends.base import CLAIMED_SHARE, Backend
 from attn_exp.core.case.case import HALVES
 from attn_exp.core.record.request import Request
-from attn_exp.timers.gpu import Gpu
 from attn_exp.timers.trace import Trace, operators, trace
 from attn_exp.worker.attempt import Attempt, Stopped
 from attn_exp.worker.machine.device import Machine
@@ -32,26 +31,32 @@ def name_kernels(attempt: Attempt, machine: Machine, prepared: PreparedBackend, 
         Stopped: other kernels ran than the backend claims, or the call's stream did not wait for all of them.
     """
     call, backend = prepared.calls[direction], prepared.backend
+    l2 = attempt.request.measuring.l2
+
+    def between(index: int) -> None:
+        if index == _TRACED_CALLS - 1:
+            prepared.check.contents.change(direction)
+
     with attempt.stage("kernels"):
         # By a call that is traced by itself: in a trace, copies of results lie beside the next one's.
         peak_bytes = prepared.memory.peak(direction, call) if prepared.memory else None
         gpu = machine.gpu
         checked = attempt.request.compile.mode == "none" or not getattr(backend, "transparent", False)
         for _ in range(_CPU_TRACES if gpu is None else 1):
-            traced = operators(call) if gpu is None else _traced(attempt, gpu, prepared, direction)
+            traced = operators(call) if gpu is None else trace(gpu, l2, call, _TRACED_CALLS, between=between)
             wrong = _wrong_claim(attempt.request, backend, direction, machine.device, traced) if checked else None
             if wrong is None:
                 break
         outside_bytes = _outside_bytes(attempt, prepared)
-    kernels = traced.kernels()
+    kernels, activity = traced.kernels(), traced.record() if machine.gpu is not None else None
     provider = getattr(backend, "kernel_provider", None)
     attempt.passes[direction] = replace(
         attempt.passes[direction],
         peak_memory_bytes=peak_bytes,
         outside_memory_bytes=outside_bytes,
         kernels=kernels[:_KERNELS_KEPT],
-        activity=traced.record() if machine.gpu is not None else None,
-        took=provider(_halves(direction)[0], machine.device, kernels) if provider else None,
+        activity=activity,
+        took=provider("forward" if direction == "step" else direction, machine.device, kernels) if provider else None,
     )
     took = attempt.passes[direction].took
     expected = getattr(backend, "expected_provider", None)
@@ -70,17 +75,12 @@ def name_kernels(attempt: Attempt, machine: Machine, prepared: PreparedBackend, 
             raise Stopped("wrong_kernel", f"{direction}: {backend.name} ran no kernel at all{which}")
     if wrong is not None:
         raise Stopped("wrong_kernel", wrong)
-    _check_stream(direction, traced)
+    if activity is not None and activity.left_behind_us > _LEFT_BEHIND_US:
+        streams = sorted(set[int]().union(*(call.left_on for call in traced.calls)))
+        on = f"stream {streams[0]}" if len(streams) == 1 else f"streams {', '.join(map(str, streams))}"
+        left = f"{activity.left_behind_us:,.1f} us of its work, on {on}"
+        raise Stopped("implausible", f"{direction}: the stream that makes the call does not wait for {left}")
     return traced.launches
-
-
-def _traced(attempt: Attempt, gpu: Gpu, prepared: PreparedBackend, direction: str) -> Trace:
-    def between(index: int) -> None:
-        if index == _TRACED_CALLS - 1:
-            prepared.check.contents.change(direction)
-
-    l2 = attempt.request.measuring.l2
-    return trace(gpu, l2, prepared.calls[direction], _TRACED_CALLS, between=between)
 
 
 def _outside_bytes(attempt: Attempt, prepared: PreparedBackend) -> int | None:
@@ -91,7 +91,11 @@ def _outside_bytes(attempt: Attempt, prepared: PreparedBackend) -> int | None:
 
 def _wrong_claim(request: Request, backend: Backend, direction: str, device: str, traced: Trace) -> str | None:
     """Return why the trace is not what the backend claims to run, or None."""
-    claims = dict.fromkeys(claim for half in _halves(direction) if (claim := backend.claimed_kernels(half, device)))
+    claims = dict.fromkeys(
+        claim
+        for half in (HALVES if direction == "step" else (direction,))
+        if (claim := backend.claimed_kernels(half, device))
+    )
     if not claims or (traced.lossy and not traced.loose):
         return None
     apart = _ADDING if request.measuring.accumulate and direction != "forward" else None
@@ -106,22 +110,8 @@ def _wrong_claim(request: Request, backend: Backend, direction: str, device: str
     return f"{direction}: {backend.name} claims /{claim}/, but {ran} ran{took}"
 
 
-def _halves(direction: str) -> tuple[str, ...]:
-    return HALVES if direction == "step" else (direction,)
-
-
 def _needed_share(request: Request, backend: Backend) -> float:
     """Return the least share of the claimed kernels; one is enough in a block, or beside copies by torch.compile."""
     if request.case.workload is not None or request.compile.mode != "none":
         return 0.0
     return float(getattr(backend, "claimed_share", CLAIMED_SHARE))
-
-
-def _check_stream(direction: str, traced: Trace) -> None:
-    activity = traced.record()
-    if activity is None or activity.left_behind_us <= _LEFT_BEHIND_US:
-        return
-    streams = sorted(set[int]().union(*(call.left_on for call in traced.calls)))
-    on = f"stream {streams[0]}" if len(streams) == 1 else f"streams {', '.join(map(str, streams))}"
-    left = f"{activity.left_behind_us:,.1f} us of its work, on {on}"
-    raise Stopped("implausible", f"{direction}: the stream that makes the call does not wait for {left}")
