@@ -4,16 +4,12 @@ import sys
 from pathlib import Path
 
 import msgspec
-import pytest
 import sweeps
-from matplotlib.collections import LineCollection
 
 from attn_exp.compare.answer import compare_read
 from attn_exp.compare.choice import Choice
 from attn_exp.compare.pages import page
 from attn_exp.compare.render import text_of
-from attn_exp.plots.lengths import lengths_chart
-from attn_exp.plots.style import svg
 from attn_exp.results.read import Sweep
 from attn_exp.results.result import decode
 
@@ -58,17 +54,3 @@ def test_reading_comparing_and_reporting_is_linear_in_the_records():
     calls_of(contents(8))  # what is imported, parsed and kept once
     few, many = calls_of(contents(100, batch=2)), calls_of(contents(200, batch=3))
     assert many < 2.15 * few
-
-
-@pytest.mark.parametrize(
-    ("lengths", "drawn", "caption"), [(60, "errorbar", "Bars: "), (61, "band", "Bars and bands: ")]
-)
-def test_many_lengths_are_a_band_instead_of_a_bar_each(lengths, drawn, caption):
-    results = [decode(content, Path("record.json")) for content in contents(4 * lengths)]
-    chart = lengths_chart(results)
-    assert caption in chart.caption
-    # A curve's bars are a collection of lines with caps, and a band is one polygon.
-    bars = [isinstance(one, LineCollection) for panel in chart.figure.axes for one in panel.collections]
-    assert len(bars) >= 8 and bars == [drawn == "errorbar"] * len(bars)
-    if drawn == "band":
-        assert svg(chart).count("<use") < 200

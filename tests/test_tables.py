@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attn_exp.core.errors import UserError
-from attn_exp.core.text import figures, filled, fitted, grid
+from attn_exp.core.text import figures, fitted, grid
 from attn_exp.results.result import result_of
 from attn_exp.results.table import check_columns, csv_text, job_line, table
 
@@ -96,12 +96,3 @@ def test_columns_that_are_no_metrics_are_refused(columns):
         "event_time_us",
     )
     assert check_columns([]) == ()
-
-
-@pytest.mark.parametrize("width", range(40, 100))
-def test_a_command_in_brackets_is_on_one_line(width):
-    command = "attn-exp compare h200 settle=true"
-    line = f"not decided in 4 of 12 passes of 6 cases; to settle one, cudnn and fa4 (all: {command}):"
-    lines = filled(line, width).splitlines()
-    assert max(map(len, lines)) <= width and " ".join(" ".join(lines).split()) == line
-    assert width < 42 or sum(command in one for one in lines) == 1

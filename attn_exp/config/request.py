@@ -80,6 +80,8 @@ def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
         UserError: it cannot be measured as typed.
     """
     _check_whole(config)
+    # First: a variable of the environment is not told as an option that does not exist.
+    kept = kept_config(config)
     case = case_from_config(config)
     device = resolve_device(str(config["device"]), gpus)[0]
     backend = _chosen_backend(config)
@@ -91,7 +93,6 @@ def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
         if not isinstance(status, str) or status not in STATUSES:
             near = nearest(str(status), STATUSES)
             raise UserError(f"stop_on={status} is no list of statuses: {near}write stop_on=[inaccurate]")
-    kept = kept_config(config)
     if not isinstance(config["caches"], bool):
         raise UserError(f"caches={config['caches']} is neither true nor false")
     limit_mb = config["profiler_limit_mb"]
