@@ -31,10 +31,11 @@ from filelock import FileLock
 from inprocess import typed
 
 from attn_exp.core.host import process as process_module
+from attn_exp.core.host.nvml import GpuInfo
 from attn_exp.core.record.file import FILE_NAME
 from attn_exp.core.record.record import Record
 from attn_exp.results.read import read_folder
-from attn_exp.run.gpus import private_folder
+from attn_exp.run.gpus import _lock_path
 
 RIVALS = ("eager", "flash", "math")
 SLEEPY = ("-m", f"backend={','.join(RIVALS)}", "batch=range(1,9)", "save_plots=false", "hydra/launcher=local_gpus")
@@ -132,7 +133,7 @@ def test_whatever_ends_the_parent_ends_its_workers_and_the_same_command_goes_on(
 
 
 def test_a_gpu_that_another_measures_on_is_waited_for_only_while_there_is_work_for_it(tmp_path):
-    taken = FileLock(private_folder() / "GPU-fake-1.lock")
+    taken = FileLock(_lock_path(GpuInfo(1, "", "GPU-fake-1")))
     with taken:
         out = done(sleepy(*SLEEPY, "sweep=w", "tracker=none", cwd=tmp_path, gpus=2))
     assert "waiting for GPU 1 (Sleeper), on which another attn_exp is measuring" in out

@@ -60,7 +60,7 @@ def try_lease(gpus: list[GpuInfo]) -> Lease | None:
 
 def _locked(gpu: GpuInfo, limit_s: float) -> Lease | None:
     """Lease a GPU; return None if it is still taken after `limit_s`."""
-    path = private_folder() / f"{gpu.uuid}.lock"
+    path = _lock_path(gpu)
     try:
         lock = FileLock(path)
         lock.acquire(timeout=limit_s)
@@ -69,6 +69,10 @@ def _locked(gpu: GpuInfo, limit_s: float) -> Lease | None:
     except OSError as error:
         raise UserError(f"{path} cannot be locked ({error.strerror}): remove it, or set TMPDIR=FOLDER") from error
     return Lease(gpu, lock)
+
+
+def _lock_path(gpu: GpuInfo) -> Path:
+    return private_folder() / f"{gpu.uuid}.lock"
 
 
 def private_folder() -> Path:
