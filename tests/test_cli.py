@@ -75,6 +75,8 @@ BAD = {
     # what only looks like a sweep, and what is taken away
     "-m save_plots=true,false": "save_plots is one for the whole sweep",
     "timer.also=[foo]": "timer.also has 'foo': the timers are benchmark, cpu",
+    "profiler=torch profiler.torch.calls=often": "profiler.torch.calls=often is not a whole number from 1 on; it is 5",
+    "profiler=ncu profiler.ncu.metrics=sm": "profiler.ncu.metrics=sm is not a list: write [...]",
     "-m batch=glob(*)": "there is no job in this sweep",
     "~batch": "leave ~batch out",
 }

@@ -4,10 +4,12 @@ import runpy
 from pathlib import Path
 
 import pytest
+from hydra.errors import ConfigCompositionException
 from omegaconf import OmegaConf
 
 import attn_exp
 from attn_exp.commands import run as run_command
+from attn_exp.config.check import explain_error
 from attn_exp.run.session import Session
 
 CUSTOM = Path(__file__).resolve().parent.parent / "examples/custom_backend"
@@ -57,3 +59,10 @@ def test_the_example_tunes_an_option(searched, capsys):
     runpy.run_path(str(CUSTOM.parent / "tune_options.py"))["main"](words)
     out, _ = capsys.readouterr()
     assert "backend.rows: 16\n" in out and "best_value: 60.0" in out
+
+
+def test_where_the_plugin_is_missing_the_message_says_what_to_install():
+    # The message of Hydra 1.3.
+    text = "In 'config': Could not find 'hydra/sweeper/optuna'\n\nAvailable options in 'hydra/sweeper':\n\tbasic"
+    said = explain_error(ConfigCompositionException(text))
+    assert said == "hydra/sweeper=optuna needs hydra-optuna-sweeper: pip install 'attn_exp[optuna]'"

@@ -56,7 +56,7 @@ def summary(table: "DispatchTable") -> list[str]:
         own = [bucket for bucket in table.buckets if bucket.mode == mode]
         if not own:
             continue
-        lines.append(f"{mode}, {len(own)} shapes: {_picks(own)}")
+        lines.append(f"{mode}, {len(own)} shape{'' if len(own) == 1 else 's'}: {_picks(own)}")
     return lines
 
 

@@ -75,6 +75,8 @@ def _unknown_option(text: str) -> str | None:
         listed = [line for line in text.splitlines() if line.startswith("\t") and "=" not in line]
         options = [line.strip() for line in listed]
         options = options or sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
+        if (group, option) == ("hydra/sweeper", "optuna"):
+            return "hydra/sweeper=optuna needs hydra-optuna-sweeper: pip install 'attn_exp[optuna]'"
         near = nearest(option, options)
         return f"{group}={option} does not exist: {near}the choices are {', '.join(options)}"
     match = re.search(r"Could not override '([^']+)'\.? ?\s*No match in the defaults list", text)

@@ -42,6 +42,8 @@ _LATER_FIELDS = {
     "latent": False,
     "page_size": None,
 }
+# The mistake in a profiler's option, by the type of its default.
+_KINDS = {bool: "neither true nor false", int: "not a whole number from 1 on", list: "not a list: write [...]"}
 # Every configuration has these groups, and these keys in them.
 _GROUPS = ("model", "dtype", "inputs", "backend", "timer", "isolation", "tracker", "stopping", "compile")
 _INSIDE = (("timer", "name"), ("timer", "also"), ("dtype", "name"), ("inputs", "name"))
@@ -70,6 +72,13 @@ def _checked(name: str, options: Any) -> dict[str, Any]:
         raise UserError(f"profiler.{name} has no class: choose profiler={name}, or set +profiler.{name}._target_=...")
     if not name.isidentifier() or name in PASSES:
         raise UserError(f"profiler.{name} cannot be the name of a profiler: use letters, digits and '_'")
+    # The options in the YAML of one of our profilers; none if the profiler or its class is the user's own.
+    ours = choice("profiler", name)
+    for key, default in ours.items() if ours.get("_target_") == target else ():
+        value, kind = options.get(key), type(default)
+        valid = type(value) is kind and (kind is not int or value > 0)
+        if kind in _KINDS and not valid:
+            raise UserError(f"profiler.{name}.{key}={value} is {_KINDS[kind]}; it is {default} by default")
     return {**options, "name": name}
 
 

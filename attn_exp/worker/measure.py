@@ -78,10 +78,10 @@ def measure_interleaved(
     for attempt, prepared in rivals:
         if attempt.status == "ok":
             attempt.run(partial(_check_again, attempt, machine, prepared))
-    standing_still = [attempt for attempt in attempts if attempt.status == "ok"]
+    measured = [attempt for attempt in attempts if attempt.status == "ok"]
     for direction in requests[0].measuring.passes:
-        if clocks_differ([clock_of(one.passes[direction].window, one.telemetry) for one in standing_still]):
-            for attempt in standing_still:
+        if clocks_differ([clock_of(one.passes[direction].window, one.telemetry) for one in measured]):
+            for attempt in measured:
                 attempt.flags.add("clock_mismatch")
     return [attempt.record(machine) for attempt in attempts]
 

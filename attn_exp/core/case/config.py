@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from attn_exp.core.case.case import WORKLOADS, Case, nearest_divisor
+from attn_exp.core.case.case import LARGEST, WORKLOADS, Case, nearest_divisor
 from attn_exp.core.case.packed import packed_lengths
 from attn_exp.core.errors import UserError
 
@@ -43,6 +43,10 @@ def case_from_config(config: dict[str, Any]) -> Case:
     for key, own in (("q_len", lengths), ("kv_len", kv_lengths or lengths)):
         if own and all(isinstance(length, int) and length > 0 for length in own) and config[key] == model_len:
             config = config | {key: sum(own)}
+    seq_len = config.get("seq_len")
+    if not _is_length(seq_len) and seq_len == config["q_len"] == config["kv_len"]:
+        # Typed once as seq_len; the case would refuse q_len, which was not typed.
+        raise UserError(f"seq_len={seq_len!r} is not a whole number from 1 to {LARGEST['q_len']:,}")
     no_block = config["workload"] == WORKLOADS[0]
     sizes = {
         "batch": config["batch"],
@@ -71,6 +75,10 @@ def case_from_config(config: dict[str, Any]) -> Case:
         "mlp_dim": None if no_block else config["mlp_dim"],
     }
     return Case(**sizes)
+
+
+def _is_length(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LARGEST["q_len"]
 
 
 def _size(value: Any) -> bool:
