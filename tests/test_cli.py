@@ -27,6 +27,7 @@ BAD = {
     "+batch=1": "Either remove + prefix: 'batch=1'",
     # a key that nothing reads, which Hydra takes with a +
     "++stopping.budget=1": "there is no key 'stopping.budget': did you mean 'budget_s'?",
+    "-m hydra.launcher.tasks=2": "there is no key 'hydra.launcher.tasks' without a launcher: choose hydra/launcher=",
     "model=null": "Hydra cannot compose these overrides (",
     # what is not key=value, and several values without -m
     "flash": "'flash' is neither a command nor key=value: attn-exp --help lists the commands",

@@ -97,14 +97,17 @@ def _unknown_key(text: str) -> str | None:
         return f"{key} takes the name of a choice{several}"
     if key.startswith("profiler."):
         return f"there is no key '{key}': options of a profiler come with it, choose profiler={key.split('.')[1]}"
-    keys = _keys(conf_folder())
+    launcher = key.startswith("hydra.launcher.")
+    if launcher and key in _launcher_keys(conf_folder()):
+        return f"there is no key '{key}' without a launcher: choose hydra/launcher=NAME first"
+    keys = _launcher_keys(conf_folder()) if launcher else _keys(conf_folder())
     if key in keys:
         return f"the chosen {key.partition('.')[0]} has no key '{key}': write +{key}=VALUE to add it"
     group, dot, option = key.partition(".")
     if group == "backend" and dot:
         return f"the chosen backend has no key '{key}': if its class takes {option}, write ++{key}=VALUE to add it"
     near = nearest(key, keys)
-    top = sorted(name for name in keys if "." not in name)
+    top = sorted(name for name in keys if launcher or "." not in name)
     return f"there is no key '{key}': {near or 'the keys are ' + ', '.join(top)}".rstrip(" ?") + ("?" if near else "")
 
 
@@ -141,6 +144,10 @@ def _keys(conf: Path) -> set[str]:
         if path.parent.name != "experiment":
             keys |= _flat(path, f"{path.parent.name}.")
     return {key for key in keys if not key.startswith(("hydra", "defaults"))}
+
+
+def _launcher_keys(conf: Path) -> set[str]:
+    return {key for path in conf.glob("hydra/launcher/*.yaml") for key in _flat(path, "hydra.launcher.")}
 
 
 def _flat(path: Path, prefix: str) -> set[str]:
