@@ -16,6 +16,8 @@ from attn_exp.timers.loop import Block, Cost
 WARM_UP_CALLS = 5
 # As in the script.
 MIN_RUN_S = 0.1
+# The default of 10 s took 57 s beside four busy processes: it sorts all samples, 12,659 then, after each of them.
+MAX_RUN_S = 1.0
 
 
 class BenchmarkTimer:
@@ -39,7 +41,7 @@ class BenchmarkTimer:
             call()
         # Its default would be one thread.
         timer = Timer("call()", globals={"call": call}, timer=self._now_s, num_threads=torch.get_num_threads())
-        measured = timer.adaptive_autorange(min_run_time=MIN_RUN_S)
+        measured = timer.adaptive_autorange(min_run_time=MIN_RUN_S, max_run_time=MAX_RUN_S)
         self.loops, self._median_us = measured.number_per_run, measured.median * 1e6
         return Cost(self._median_us * self.loops)
 
