@@ -12,10 +12,15 @@ usage="usage: bench/evidence.sh OUT_FOLDER STEP...; the steps: $(sed -n 's/^step
 mkdir -p "$1" && out=$(cd "$1" && pwd) && shift
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 
-# A sweep's table in a folder of the evidence.
+# A sweep's records and table in a folder of the evidence.
 keep() { # SWEEP FOLDER
   mkdir -p "$out/$2"
-  for name in table.csv table.txt; do cp "multirun/$1/$name" "$out/$2/$1.${name#table.}"; done
+  cp "multirun/$1/table.txt" "$out/$2/$1.txt"
+  records "$1" multirun "$out/$2"
+}
+# All of a sweep that commands read, as SWEEP.tar.xz.
+records() { # SWEEP HOME FOLDER
+  (cd "$2" && tar --sort=name --owner=0 --group=0 -c "$1"/command.txt "$1"/*/record.json) | xz -9e -T2 >"$3/$1.tar.xz"
 }
 attn() { python3 -m attn_exp "$@"; }
 
@@ -23,7 +28,10 @@ step_suite() { cd "$root"; python3 -m pytest -q -m gpu -p no:cacheprovider --dur
 step_doctor() { mkdir -p "$out/doctor"; attn doctor | tee "$out/doctor/doctor.txt"; }
 step_duel_aa() { python3 "$root/bench/duel_aa.py" "$out/doctor" --count "${COUNT:-200}" --processes "${PROCESSES:-30}"; }
 step_telemetry() { python3 "$root/bench/telemetry.py" "$out/telemetry"; }
-step_sdpa_sweep() { python3 "$root/bench/sdpa_sweep.py" "$out/sdpa_sweep"; }
+step_sdpa_sweep() {
+  python3 "$root/bench/sdpa_sweep.py" "$out/sdpa_sweep" accumulate=true
+  records one "$out/sdpa_sweep/multirun" "$out/sdpa_sweep"
+}
 # The same sweep with the choice that races the loop, and what was before a pass.
 step_sdpa_sweep_quick() { python3 "$root/bench/sdpa_sweep.py" "$out/sdpa_sweep_quick" stopping=quick; }
 step_plain() { python3 "$root/bench/plain.py" "$out/plain"; }
