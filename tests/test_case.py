@@ -33,6 +33,7 @@ def config(**changes):
         "layout": "bhsd",
         "workload": "attention",
         "mlp_dim": None,
+        "embed_dim": None,
     }
     return {"model": model} | rest | changes
 
@@ -108,6 +109,15 @@ def test_a_configuration_becomes_its_case_with_defaults_from_the_heads():
 def test_an_embedding_is_shared_out_among_the_heads(heads, dim):
     case = case_from_config(config(model={"head_dim": None, "embedding": heads * dim, "q_heads": heads}))
     assert (case.q_heads, case.head_dim) == (heads, dim)
+
+
+def test_embed_dim_replaces_the_sizes_of_the_models_heads():
+    case = case_from_config(config(embed_dim=1536, model={"value_dim": 32}))
+    assert (case.head_dim, case.value_dim, case.embed_dim) == (128, 128, 1536)
+    with pytest.raises(UserError, match=r"q_heads=12 does not divide embed_dim=1000: use model\.q_heads=10"):
+        case_from_config(config(embed_dim=1000))
+    with pytest.raises(UserError, match=r"whole embed_dim and model\.q_heads"):
+        case_from_config(config(embed_dim="wide"))
 
 
 @pytest.mark.parametrize(

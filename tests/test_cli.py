@@ -42,7 +42,7 @@ BAD = {
     "passes={}": "Error merging override passes={}",
     "batch=${oc.decode:''}": "what batch refers to by ${...} cannot be found or read (",
     # heads that do not divide
-    "model=sdpa_bench model.q_heads=7": "q_heads=7 does not divide embedding=2048: use model.q_heads=8",
+    "model=sdpa_bench model.q_heads=7": "q_heads=7 does not divide model.embedding=2048: use model.q_heads=8",
     "model.kv_heads=5": "kv_heads=5 does not divide q_heads=12: use model.kv_heads=4",
     "model.head_dim=null": "model.head_dim",
     # negative, absurd and other sizes

@@ -52,6 +52,8 @@ DECIDED = {
     "sweep=compiled against=statuses": [0.805182, 0.924589],
     "sweep=tracked against=compiled margin=5%": [0.508767, 0.931916],
 }
+# Jobs that an experiment has now beside those that it had: cudnn_notebook runs the graph's second API too.
+ADDED = {"cudnn_graph-baef2fd8a6"}
 # These give a backend an option that it does not have. Their jobs ended `unavailable`; now nothing starts.
 REFUSED = {
     "missing": SWEEPS.pop("missing"),
@@ -115,7 +117,8 @@ def listed(typed: inprocess.Typed, arguments: list[str]) -> list[tuple[str, str]
 
 def beyond_hints(err: str) -> list[str]:
     """What stands on standard error, without hints at newer spellings: the kept commands are as old as the records."""
-    return [line for line in cli.without_progress(err) if not line.startswith("hint:")]
+    newer = ("hint:", "backend.api is no option of cudnn and eager")
+    return [line for line in cli.without_progress(err) if not line.startswith(newer)]
 
 
 def records(folder: Path) -> dict[str, dict[str, Any]]:
@@ -194,7 +197,8 @@ def test_an_option_that_a_backend_does_not_have_is_refused_before_anything_start
 
 @pytest.mark.parametrize("arguments", JOBS, ids=lambda text: text or "nothing")
 def test_a_job_on_a_gpu_has_the_name_that_it_had(with_gpus, arguments):
-    assert [job for job, _ in listed(with_gpus, [*arguments.split(), *stopping(arguments)])] == JOBS[arguments]
+    jobs = [job for job, _ in listed(with_gpus, [*arguments.split(), *stopping(arguments)])]
+    assert [job for job in jobs if job not in ADDED] == JOBS[arguments]
 
 
 def stopping(arguments: str) -> list[str]:

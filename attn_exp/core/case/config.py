@@ -15,15 +15,18 @@ def case_from_config(config: dict[str, Any]) -> Case:
     Raises:
         UserError: as `Case`; also if the heads do not divide the embedding, or a size is missing.
     """
-    model = config["model"]
+    model, width = config["model"], "model.embedding"
+    if config["embed_dim"] is not None:
+        width = "embed_dim"
+        model = {**model, "embedding": config["embed_dim"], "head_dim": None, "value_dim": None}
     head_dim = model.get("head_dim")
     if head_dim is None:
         embedding, q_heads = model.get("embedding"), model.get("q_heads")
         if not _size(embedding) or not _size(q_heads):
-            raise UserError("the model needs model.head_dim, or whole model.embedding and model.q_heads")
+            raise UserError(f"the model needs model.head_dim, or whole {width} and model.q_heads")
         if embedding % q_heads:
             raise UserError(
-                f"q_heads={q_heads} does not divide embedding={embedding}: "
+                f"q_heads={q_heads} does not divide {width}={embedding}: "
                 f"use model.q_heads={nearest_divisor(embedding, q_heads)}, or another divisor"
             )
         head_dim = embedding // q_heads
