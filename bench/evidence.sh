@@ -41,6 +41,10 @@ step_first_calls() { python3 "$root/bench/first_calls.py" "$out/first_calls"; }
 step_fp8_backward() { mkdir -p "$out/backends"; python3 "$root/bench/fp8_backward.py" | tee "$out/backends/fp8_backward.txt"; }
 step_profilers() { python3 "$root/bench/profilers.py" "$out/profiles"; }
 step_table() { attn -m +experiment=table sweep=table save_plots=false; keep table backends; }
+step_cudnn_notebook() {
+  attn -m +experiment=cudnn_notebook sweep=cudnn_notebook save_plots=false
+  keep cudnn_notebook backends
+}
 step_ten_way() { attn -m +experiment=ten_way sweep=ten_way save_plots=false; keep ten_way backends; }
 step_flux() {
   attn -m +experiment=flux sweep=flux profiler.proton.lines=false save_plots=false

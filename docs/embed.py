@@ -2,7 +2,7 @@
 
 A block begins with `<!-- KIND: FILE -->` or `<!-- KIND -->` and ends with `<!-- end -->`:
 
-fastest   the answer of a sweep's table.csv
+fastest   the answer of a sweep's records (SWEEP.tar.xz) or table.csv
 text      a text file as it is
 sweep     two sentences from bench/sdpa_sweep.py's summary.json
 backends  what the backends declare that they can compute
@@ -16,6 +16,7 @@ timers    the files of conf/timer/: their first comment, devices and secondary t
 import json
 import re
 import sys
+import tarfile
 import tempfile
 import textwrap
 from collections.abc import Callable
@@ -49,11 +50,19 @@ def _made(kind: str, file: str | None, root: Path) -> str:
 
 
 def fastest(file: Path) -> str:
-    """Return the answer of a sweep's table.csv: who is fastest where, and the table of rates with winners in bold."""
+    """Return the answer of a sweep's records or table.csv: who is fastest where, and the rates with winners in bold."""
     with tempfile.TemporaryDirectory() as folder:
-        rivals = compare_read(Choice(), [read_folder(keep(file, Path(folder) / "table"))])
+        rivals = compare_read(Choice(), [read_folder(_sweep_of(file, Path(folder)))])
     assert isinstance(rivals, Rivals)
     return f"{answer_markdown(rivals.table)}\n\n{textwrap.fill(rivals.answer.headline()[0], 120)}"
+
+
+def _sweep_of(file: Path, folder: Path) -> Path:
+    if file.suffix == ".csv":
+        return keep(file, folder / "table")
+    with tarfile.open(file) as archive:
+        archive.extractall(folder, filter="data")
+    return folder / file.name.removesuffix(".tar.xz")
 
 
 def text(file: Path) -> str:
