@@ -235,9 +235,8 @@ def test_every_output_of_a_kept_sweep_names_the_same_winners(tmp_path, capsys):
     def joined(text):
         return " ".join(text.split())
 
-    # README, a sweep's end, the terminal, Markdown, HTML, MLflow's page and a notebook begin with the headline.
-    readme = joined((ROOT / "README.md").read_text())
-    outputs = [readme, *(joined(text_of(page(found), form)) for form in ("table", "markdown", "html"))]
+    # A sweep's end, the terminal, Markdown, HTML, MLflow's page and a notebook begin with the headline.
+    outputs = [joined(text_of(page(found), form)) for form in ("table", "markdown", "html")]
     outputs += [joined(table(end_page(found))), answer_in_brief(found).replace("\\", "")]
     outputs.append(joined(attn_exp.load(str(folder))._repr_html_()))
     assert [headline in text for text in outputs] == [True] * len(outputs)
