@@ -13,7 +13,7 @@ from attn_exp.core.record.profile import Profile, ProfiledKernel
 from attn_exp.core.record.record import CompileRecord
 from attn_exp.core.record.request import Compile
 from attn_exp.profilers.base import Subject
-from attn_exp.profilers.inductor import Inductor
+from attn_exp.profilers.inductor import Inductor, as_timed
 from attn_exp.profilers.inductor_code import read_generated
 
 EAGER = {"_target_": "attn_exp.backends.eager.Eager", "name": "eager"}
@@ -213,7 +213,9 @@ def test_a_job_of_a_gpu_joins_its_kernels_with_bandwidth_and_counters(tmp_path, 
     monkeypatch.setattr("attn_exp.profilers.inductor.compile_again", as_on_a_gpu)
     found = Inductor("inductor").profile(subject)
     assert found.status == "ok"
-    assert found.reason == ("no bandwidth profile: compiling it again exited with code 1: no" if refused else None)
+    uncounted = "ncu counted no triton_red_fused_norm_1, triton_poi_fused_gelu_0"
+    unprofiled = "no bandwidth profile: compiling it again exited with code 1: no; "
+    assert found.reason == f"{unprofiled if refused else ''}{uncounted}"
     assert ("profiles/inductor/bandwidth.log" in found.files) == refused, "its log is not written over"
     assert found.metrics["forward/graphs"] == 2 and found.metrics["backward/kernels"] == 2
     assert found.metrics["forward/kernel_args_num_gb"] == pytest.approx(2 * 2 * 0.008388608), "two graphs, two launches"
@@ -222,6 +224,19 @@ def test_a_job_of_a_gpu_joins_its_kernels_with_bandwidth_and_counters(tmp_path, 
     assert again.figures["kernel_path"] == f"sources/forward_1/{name}.py"
     assert backward.time_us == (None if refused else pytest.approx(40.0))
     assert forward.time_us is None, "another graph's kernel of the same name is not this one"
+
+
+def test_kernels_have_the_names_that_they_were_timed_under_where_one_is_several_here():
+    generated = ["triton_red_sum_0", "triton_poi_mul_1", "triton_poi_mul_2", "triton_poi_add_3", "triton_poi_add_10"]
+    timed = ["triton_poi_add_9", "triton_poi_add_2", "triton_poi_mul_1", "cudnn_generated_sdpa", "triton_red_sum_0"]
+    assert as_timed(generated, timed) == {
+        "triton_red_sum_0": "triton_red_sum_0",
+        "triton_poi_mul_1": "triton_poi_mul_1",
+        "triton_poi_mul_2": "triton_poi_mul_1",
+        "triton_poi_add_3": "triton_poi_add_2",
+        "triton_poi_add_10": "triton_poi_add_9",
+    }
+    assert as_timed(["cpp_fused_0"], []) == {"cpp_fused_0": "cpp_fused_0"}
 
 
 def test_it_runs_after_the_profilers_that_it_joins():

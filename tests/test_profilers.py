@@ -15,7 +15,7 @@ from attn_exp.core.record.file import read_record
 from attn_exp.core.record.profile import Profile, ProfiledKernel
 from attn_exp.profilers.base import Early, Subject, kernels_csv, load_profiler
 from attn_exp.profilers.chrome import PREFIX, read_trace
-from attn_exp.profilers.hatchet import kernels_of, lines_of, rates, read_tree
+from attn_exp.profilers.hatchet import joined, kernels_of, lines_of, rates, read_tree
 from attn_exp.profilers.proton import ProtonPasses
 from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.measure import measure_and_keep
@@ -189,6 +189,15 @@ def test_proton_tells_each_scope_its_work_and_keeps_the_tree(subject, monkeypatc
     assert profile.metrics["forward/tflops"] == pytest.approx(642.414, abs=0.01)
     assert profile.metrics["backward/kernel_time_us"] == pytest.approx(657.686, abs=0.01)
     assert len(profile.kernels) == 4
+
+
+def test_the_trees_of_several_jobs_are_one_file_with_a_scope_each(tmp_path):
+    kept = KEPT / "tree.hatchet"
+    (root, devices) = json.loads(joined({"cudnn": kept, "flash": kept}))
+    assert [scope["frame"]["name"] for scope in root["children"]] == ["cudnn", "flash"]
+    for scope in root["children"]:
+        assert rates(scope, "forward")["tflops"] == pytest.approx(642.414, abs=0.01)
+    assert "CUDA" in devices
 
 
 def test_a_tree_without_kernels_is_no_profile_and_no_time_of_zero(subject, monkeypatch):

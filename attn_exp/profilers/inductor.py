@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from attn_exp.core.errors import how_it_ended, last_message
 from attn_exp.core.files import write_whole
 from attn_exp.core.record.file import LOG_NAME
 from attn_exp.core.record.profile import Profile, ProfiledKernel
+from attn_exp.core.record.record import Record
 from attn_exp.core.record.request import REQUEST_NAME, Request
 from attn_exp.profilers.base import Subject
 from attn_exp.profilers.inductor_code import read_generated
@@ -81,7 +83,8 @@ class Inductor:
                 reason = failure or "Inductor generated nothing: was all of it run by other libraries?"
                 return Profile(status="failed", reason=reason, files=subject.kept(LOG_NAME, _BANDWIDTH_LOG))
             measured = self._bandwidth(subject, scratch, graphs)
-            return replace(_profile(subject, graphs, measured), reason=missing)
+            found = _profile(subject, graphs, measured)
+            return replace(found, reason="; ".join(filter(None, [missing, found.reason])) or None)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
@@ -113,6 +116,7 @@ def _profile(subject: Subject, graphs: list[Graph], measured: dict[str, dict[str
                 files.append(f"graphs/{graph.name}_{ours}")
                 shutil.copy(graph.folder / written, subject.folder / files[-1])
         generated, external = read_generated((graph.folder / _CODE).read_text(encoding="utf-8"))
+        timed = as_timed([kernel.name for kernel in generated], _names(subject.record, graph.direction))
         for kernel in generated:
             name = f"sources/{graph.name}/{kernel.file_name}"
             path = subject.folder / name
@@ -122,10 +126,10 @@ def _profile(subject: Subject, graphs: list[Graph], measured: dict[str, dict[str
             kernels.append(
                 row_of(
                     graph.direction,
-                    kernel,
+                    replace(kernel, name=timed[kernel.name]),
                     name,
                     measured.get(graph.name, {}).get(kernel.name),
-                    counted.get((graph.direction, kernel.name)),
+                    counted.get((graph.direction, timed[kernel.name])),
                 )
             )
         kernels += [
@@ -140,13 +144,41 @@ def _profile(subject: Subject, graphs: list[Graph], measured: dict[str, dict[str
             name = f"{graph.direction}/{key}"
             metrics[name] = metrics.get(name, 0.0) + float(value)
     own = [kernel for kernel in kernels if "kernel_name" in kernel.figures]
+    alone = dict.fromkeys(one.name for one in own if counted and "ncu_duration_us" not in one.figures)
     write_whole(subject.folder / _TABLE, table_csv(own).encode())
     return Profile(
         status="ok",
+        reason=f"ncu counted no {', '.join(alone)}" if alone else None,
         kernels=tuple(kernels),
         metrics=metrics,
         files=subject.kept(_TABLE, _BANDWIDTH, LOG_NAME, _BANDWIDTH_LOG, *files),
     )
+
+
+def _names(record: Record, direction: str) -> list[str]:
+    measured = record.passes.get(direction)
+    return [] if measured is None else [kernel.name for kernel in measured.kernels]
+
+
+def as_timed(generated: Sequence[str], timed: Iterable[str]) -> dict[str, str]:
+    """Return the name under which each generated kernel ran when it was timed, its own if there is none.
+
+    Inductor numbers a graph's kernels. Those that benchmark themselves state their bytes, so that one kernel for
+    buffers of several sizes becomes several here, and the numbers of all that follow grow.
+    """
+
+    def stem_and_number(name: str) -> tuple[str, int]:
+        stem, _, number = name.rpartition("_")
+        return (stem, int(number)) if number.isdigit() else (name, -1)
+
+    left: dict[str, list[str]] = {}
+    for name in sorted(timed, key=stem_and_number):
+        left.setdefault(stem_and_number(name)[0], []).append(name)
+    names = {}
+    for name in sorted(generated, key=stem_and_number):
+        same = left.get(stem_and_number(name)[0], [name])
+        names[name] = same.pop(0) if len(same) > 1 else same[0]
+    return names
 
 
 def compile_again(request: Request, scratch: Path, log: Path, *, with_bandwidth: bool) -> str | None:

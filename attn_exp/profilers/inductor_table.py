@@ -45,7 +45,7 @@ def row_of(
 
     `counted` is Nsight Compute's entry of the same kernel in the same pass; its sums are over the launches of a call.
     """
-    figures: dict[str, float | str] = {**kernel.columns, "kernel_path": path}
+    figures: dict[str, float | str] = {**kernel.columns, "kernel_name": kernel.name, "kernel_path": path}
     if bandwidth is not None:
         figures |= {name: getattr(bandwidth, name) for name in BANDWIDTH}
     if counted is not None and counted.count:

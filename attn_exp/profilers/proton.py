@@ -12,11 +12,11 @@ from attn_exp.core.files import write_whole
 from attn_exp.core.record.profile import Profile, ProfiledKernel
 from attn_exp.core.record.roofline import work_of
 from attn_exp.profilers.base import ProcessLost, Subject, csv_text, kernels_csv, profile_apart
-from attn_exp.profilers.hatchet import Line, kernels_of, lines_of, rates, read_tree
+from attn_exp.profilers.hatchet import TREE, Line, kernels_of, lines_of, rates, read_tree
 from attn_exp.timers.call import synchronize
 
 PACKAGE = Package("triton", "triton.profiler", "pip install 'triton>=3.6,<3.8'")
-_TREE, _TABLE = "proton.hatchet", "kernels.csv"
+_TABLE = "kernels.csv"
 _SAMPLES, _SAMPLED = "lines.hatchet", "lines.csv"
 
 
@@ -69,12 +69,12 @@ class ProtonPasses:
     def profile(self, subject: Subject) -> Profile:
         """Write the tree and the table of kernels."""
         proton = PACKAGE.load()
-        session = _begin(proton, subject.folder / _TREE)
+        session = _begin(proton, subject.folder / TREE)
         try:
             _run_passes(proton, subject, self.calls)
         finally:
             proton.finalize(session)
-        root = read_tree(subject.folder / _TREE)
+        root = read_tree(subject.folder / TREE)
         kernels: list[ProfiledKernel] = []
         metrics: dict[str, float] = {}
         reasons: list[str] = []
@@ -92,7 +92,7 @@ class ProtonPasses:
             reason="; ".join(reasons) or None,
             kernels=tuple(kernels),
             metrics=metrics,
-            files=subject.kept(_TREE, _TABLE),
+            files=subject.kept(TREE, _TABLE),
         )
 
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from attn_exp.core.errors import first_line
 from attn_exp.core.files import read_whole, write_whole
 from attn_exp.core.host.process import without_collections
+from attn_exp.core.record.profile import profile_folder
 from attn_exp.results.read import Sweep
-from attn_exp.results.result import Result
+from attn_exp.results.result import Result, named
 from attn_exp.results.store import user_path
 from attn_exp.tracking.base import Curve
 
@@ -114,3 +115,18 @@ def write_pages(results: Sequence[Result], say: Callable[[str], None]) -> dict[s
     with _told("pages of profiled jobs", say):
         return keep_pages(results)
     return {}
+
+
+def write_tree(results: Sequence[Result], folder: Path, say: Callable[[str], None]) -> list[Path]:
+    """Write the trees of all jobs that Proton profiled as one, with a scope for each job; return its path."""
+    from attn_exp.profilers.hatchet import TREE, joined
+
+    trees = {
+        f"{one.label} {one.case.label()}": profile_folder(one.path.parent, "proton") / TREE for one in named(results)
+    }
+    trees = {name: path for name, path in trees.items() if path.is_file()}
+    with _told("tree of all profiled jobs", say):
+        if len(trees) >= FEWEST:
+            write_whole(folder / TREE, joined(trees))
+            return [folder / TREE]
+    return []

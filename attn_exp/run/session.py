@@ -28,7 +28,7 @@ from attn_exp.results.read import read_folder
 from attn_exp.results.result import Result
 from attn_exp.results.store import done_record, keep_planned, sweep_words, user_path
 from attn_exp.results.table import FORMATS, check_columns, rendered, write_tables
-from attn_exp.run.closing import plots_and_curves, ranked_rivals, write_pages, write_report
+from attn_exp.run.closing import plots_and_curves, ranked_rivals, write_pages, write_report, write_tree
 from attn_exp.run.context import SweepContext, open_context
 from attn_exp.run.isolation import RunFolder
 from attn_exp.run.job_queue import JobQueue
@@ -283,6 +283,7 @@ class Session:
         files += reports
         profiled = any(result.profiles for result in results) and status == "FINISHED"
         of_jobs = write_pages(results, say) if profiled else {}
+        files += write_tree(results, folder, say) if profiled else []
         limit_s = 1.0 if status == "KILLED" else math.inf
         summary = summary_of(results, rivals, say, sweep.planned)
         warning = tracker.close(

@@ -191,10 +191,19 @@ def test_sage_is_right_but_for_its_codes_and_leaves_its_inputs(case, kind):
 
 
 @pytest.mark.parametrize("name", ["fa3", "xformers_fa3"])
-def test_compiled_whole_the_operator_breaks_no_graph(name):
+def test_the_operator_passes_opcheck_and_compiled_whole_it_is_one_graph_with_the_same_gradients(name):
     inputs, calls = prepared(configured(name), replace(CASE, causal=True))
+    operator = getattr(torch.ops.attn_exp, f"{name}_attention").default
+    bshd = [tensor.detach().transpose(1, 2).requires_grad_() for tensor in inputs.qkv]
+    checked = torch.library.opcheck(operator, (*bshd, None, [], True, None, None, False))
+    assert set(checked.values()) == {"SUCCESS"}
     inputs = inputs.laid_out("bshd")
     counter = torch._dynamo.testing.CompileCounterWithBackend("inductor")
     out = torch.compile(calls.attention, fullgraph=True, backend=counter)(*inputs.qkv)
     assert counter.frame_count == 1
     assert torch.equal(out, calls.forward())
+    plain = torch.autograd.grad(calls.attention(*inputs.qkv), inputs.qkv, inputs.d_out_bhsd)
+    whole = torch.autograd.grad(out, inputs.qkv, inputs.d_out_bhsd)
+    for one, other in zip(whole, plain, strict=True):
+        # dq is a sum in an order that is not fixed.
+        assert (one - other).norm() < 1e-3 * other.norm()
