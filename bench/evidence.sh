@@ -50,7 +50,23 @@ step_flux() {
   attn -m +experiment=flux sweep=flux profiler.proton.lines=false save_plots=false
   keep flux backends
   mkdir -p "$out/profiles"
+  cp multirun/flux/proton.hatchet "$out/profiles/flux.hatchet"
   attn explain flux >"$out/profiles/flux.txt"
+}
+# FLUX's two blocks, and what the whole transformer of them takes.
+step_flux_blocks() {
+  attn -m +experiment=flux_blocks sweep=flux_blocks save_plots=false
+  keep flux_blocks backends
+  python3 "$root/bench/whole_dit.py" multirun/flux_blocks | tee "$out/backends/whole_dit.txt"
+}
+step_compile() { attn -m +experiment=compile sweep=compile save_plots=false; keep compile backends; }
+# torch.utils.benchmark.Timer beside our own timing, and orders of preference.
+step_options() {
+  local shape=(model=sdpa_bench batch=4 seq_len=2048 dtype=bf16 causal=true save_plots=false)
+  attn -m backend=flash,cudnn timer=auto,benchmark sweep=timers "${shape[@]}"
+  attn -m backend=priority 'backend.order=[flash,math],[cudnn,flash],[math,efficient,flash]' sweep=priority "${shape[@]}"
+  keep timers backends
+  keep priority backends
 }
 step_flex_flash() {
   local shape=(model=sdpa_bench batch=4 seq_len=4096 dtype=bf16 causal=true,false sweep=flex_flash save_plots=false)
@@ -80,6 +96,15 @@ step_reproduce() {
   mkdir -p "$out/backends"
   attn reproduce "$source" where="${WHERE:-window != none or deterministic}" | tee "$out/backends/reproduce-$source.txt"
   keep "reproduce-${source//\//-}" backends
+}
+# All figures that were published for an H100, measured as their sources did: a rested GPU, few calls.
+step_reproduce_h100() {
+  mkdir -p "$out/reproduce"
+  local name
+  for name in ${FIGURES:-$(basename -s .yaml "$root"/published/*_h100.yaml)}; do
+    attn reproduce "$name" stopping=quick save_plots=false tracker=none >"$out/reproduce/$name-verdicts.txt"
+    [[ ! -d multirun/reproduce-$name ]] || { mv "multirun/reproduce-$name" "multirun/$name"; keep "$name" reproduce; }
+  done
 }
 # The version of flash-attn-4 from which on a case is slower, from a folder of wheels where there is no index. Ends that
 # do not differ, and what stays undecided, are answers, too.
