@@ -7,7 +7,8 @@ import pytest
 import torch
 import torch._dynamo.testing
 from fakes import CASE, make_request
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.backends.cuda import SDPAParams, can_use_flash_attention
+from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from attn_exp.backends import compile as compilation
@@ -212,6 +213,91 @@ def test_caches_are_used_or_not_although_torch_was_imported_before_and_inductor_
     """As in a worker's first job."""
     command = [sys.executable, "-c", CACHES, str(wanted)]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == [str(wanted)] * 2
+
+
+# As importing torch.nn.attention.bias does. A process that did not would break the graph where it makes the parameters.
+torch._dynamo.allow_in_graph(SDPAParams)
+PARAMETERS = ("query", "key", "value", "attn_mask", "dropout", "is_causal", "enable_gqa")
+
+
+def params_of(*operands, mask=None):
+    return SDPAParams(*operands, mask, 0.1, True, False)
+
+
+def fields(params):
+    """What `params` say: tensors by identity, for they are not copied."""
+    values = [getattr(params, name) for name in PARAMETERS]
+    return [id(value) if isinstance(value, torch.Tensor) else value for value in values]
+
+
+def test_the_parameters_of_sdpa_are_made_in_a_graph_and_returned_with_the_same_tensors():
+    *qkv, mask = tensors(2, 3, 8, 4, count=4)
+
+    def made(q, k, v, mask):
+        return params_of(q, k, v, mask=mask)
+
+    params, count = frames(made, *qkv, mask)
+    assert (type(params), count) == (SDPAParams, 1)
+    assert fields(params) == fields(made(*qkv, mask))
+    assert params.query is qkv[0] and params.attn_mask is mask
+
+
+def test_the_parameters_of_sdpa_are_read_in_the_graph_that_makes_them():
+    q, k, v = tensors(2, 3, 8, 4)
+
+    def read(q, k, v):
+        params = params_of(q, k, v)
+        return params, params.query * 2, params.query.shape
+
+    (params, doubled, shape), count = frames(read, q, k, v)
+    assert (count, shape) == (1, q.shape)
+    torch.testing.assert_close(doubled, 2 * q)
+    assert fields(params) == fields(params_of(q, k, v))
+
+
+def test_the_parameters_of_sdpa_pass_a_graph_break_and_are_an_argument():
+    q, k, v = tensors(2, 3, 8, 4)
+
+    def broken(q, k, v):
+        added, params = q + 1, params_of(q, k, v)
+        torch._dynamo.graph_break()
+        return params, added * params.key
+
+    (params, product), count = frames(broken, q, k, v, fullgraph=False)
+    assert count == 2
+    assert fields(params) == fields(params_of(q, k, v))
+    torch.testing.assert_close(product, (q + 1) * k)
+
+    def given(params, q):
+        torch._dynamo.graph_break()
+        return params, params.query + q
+
+    (same, total), count = frames(given, params, q, fullgraph=False)
+    assert (same is params, count) == (True, 1)
+    torch.testing.assert_close(total, 2 * q)
+
+
+def test_whether_flash_can_be_used_is_asked_in_the_graph():
+    operands = tensors(2, 2, 8, 8)
+
+    def asked(q, k, v):
+        return can_use_flash_attention(params_of(q, k, v)), q + 1
+
+    (answer, _), count = frames(asked, *operands)
+    assert (answer, count) == (asked(*operands)[0], 1)
+
+
+@pytest.mark.parametrize("allowed", [[SDPBackend.MATH], [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]])
+def test_the_backends_that_sdpa_may_choose_are_asked_in_the_graph_and_are_those_outside(allowed):
+    def asked(q):
+        return _cur_sdpa_kernel_backends(), q + 1
+
+    (q,) = tensors(2, 2, count=1)
+    everything = asked(q)[0]
+    with sdpa_kernel(allowed):
+        (found, _), count = frames(asked, q)
+        assert (set(found), found, count) == (set(allowed), asked(q)[0], 1)
+    assert frames(asked, q)[0][0] == everything != found
 
 
 def test_an_order_of_preference_compiles_as_one_graph_at_the_shape_of_pytorchs_own_test():

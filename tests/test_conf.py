@@ -121,6 +121,18 @@ def test_a_host_without_a_gpu_has_small_defaults_and_keeps_choices(monkeypatch, 
     assert (case.dtype, case.q_len) == (dtype, length)
 
 
+@pytest.mark.parametrize(("gpus", "batch"), [([GPU], 128), ([], 1)])
+def test_the_experiment_of_compiling_has_the_shape_of_pytorchs_test_and_on_a_cpu_one_row_of_it(
+    monkeypatch, gpus, batch
+):
+    monkeypatch.setattr(nvml, "list_gpus", lambda: gpus)
+    GlobalHydra.instance().clear()
+    made = request_from_config(resolved_config(compose_config(["+experiment=compile"], "a")), gpus)
+    case = made.case
+    assert (case.batch, case.q_heads, case.q_len, case.kv_len, case.head_dim) == (batch, 64, 64, 64, 256)
+    assert (case.dtype, made.compile.mode, made.compile.fullgraph) == ("float16", "default", False)
+
+
 def test_the_first_line_says_that_no_gpu_was_found(monkeypatch, tmp_path, capsys):
     inprocess.typed(monkeypatch, tmp_path)
     for arguments, gpus, first in (

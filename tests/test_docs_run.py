@@ -41,6 +41,7 @@ NOT_RUN = {
     "device=cuda": "needs a GPU: tests/gpu",
     "profiler=[": "needs a GPU: tests/gpu/test_gpu_profilers.py, tests/gpu/test_gpu_ncu.py",
     "compile=": "compiling takes a minute: tests/test_compilation.py, tests/test_inductor.py",
+    "+experiment=compile": "it compiles every backend: tests/test_compilation.py",
     "+experiment=table": "its sizes are for a GPU: tests/test_docs.py composes it",
     "+experiment=determinism": "its backends are for a GPU: tests/test_determinism.py measures",
     "+experiment=flux": "it compiles and profiles: tests/test_inductor.py, tests/gpu/test_gpu_profilers.py",
