@@ -290,15 +290,19 @@ def _misfit(error: str, fields: dict[str, Any]) -> str:
 
 def _compile(config: dict[str, Any]) -> Compile:
     try:
-        compile_ = msgspec.convert({key: value for key, value in config.items() if key != "name"}, Compile)
+        compile_ = msgspec.convert(config, Compile)
     except msgspec.ValidationError as error:
         raise UserError(f"compile does not fit ({error}): choose compile=default or another mode") from error
     _check_keys("compile.options", compile_.options)
     if compile_.mode not in COMPILE_MODES:
         near = nearest(compile_.mode, COMPILE_MODES)
         raise UserError(f"compile.mode={compile_.mode} is no mode: {near}choose one of {', '.join(COMPILE_MODES)}")
-    if compile_.mode == "none" and (compile_.options or compile_.fullgraph):
-        raise UserError("compile.options and compile.fullgraph need a compilation: set compile=default")
+    if compile_.mode == "none" and (compile_.options or compile_.fullgraph or compile_.name):
+        raise UserError("compile.options, compile.fullgraph and compile.name need a compilation: set compile=default")
+    if compile_.name is not None:
+        check_name("compile.name", compile_.name)
+        if compile_.name in COMPILE_MODES:
+            raise UserError(f"compile.name={compile_.name} is a mode of torch.compile: choose another name")
     return compile_
 
 
@@ -336,6 +340,9 @@ def _identity(
     for name, unset in _LATER_FIELDS.items():
         if parts["case"][name] == unset:
             del parts["case"][name]
+    if compile_.name is None:
+        # As before a compilation could have a name.
+        del parts["compile"]["name"]
     if source:
         parts["source"] = identity(source)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:10]

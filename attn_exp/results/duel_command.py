@@ -99,7 +99,8 @@ def _compile_words(compiled: Compile, added: str = "") -> list[str]:
     if compiled.mode == "none":
         return []
     more = [f"{added}compile.options.{name}={word(value)}" for name, value in flat(compiled.options).items()]
-    return [f"compile={compiled.mode}", *(["compile.fullgraph=true"] if compiled.fullgraph else []), *more]
+    named = [f"compile.name={word(compiled.name)}"] if compiled.name else []
+    return [f"compile={compiled.mode}", *named, *(["compile.fullgraph=true"] if compiled.fullgraph else []), *more]
 
 
 def case_words(case: Case, model: str) -> list[str]:
