@@ -47,6 +47,19 @@ def test_a_key_that_another_refers_to_is_fine(overrides, batch):
     assert resolved_config(compose_config(overrides, "a"))["batch"] == batch
 
 
+def test_a_width_and_another_head_dim_are_not_both_taken():
+    def dim(*overrides):
+        config = resolved_config(compose_config(overrides, "a"), overrides)
+        return request_from_config(config, []).case.head_dim
+
+    heads = ("model.q_heads=16", "model.kv_heads=16", "device=cpu")
+    assert dim("embed_dim=2048", "model.head_dim=128", *heads) == dim("embed_dim=2048", *heads) == 128
+    # A model's own is replaced.
+    assert dim("embed_dim=2048", "model=llama3_8b", "device=cpu") == 64
+    with pytest.raises(UserError, match="embed_dim=2048 is not q_heads x head_dim = 16 x 64: leave embed_dim or"):
+        dim("embed_dim=2048", "model.head_dim=64", *heads)
+
+
 def test_points_of_two_keys_can_be_swept(monkeypatch, tmp_path):
     call = typed(monkeypatch, tmp_path)
     line = ("+pair={b:2,s:32},{b:1,s:64}", "batch=${pair.b}", "seq_len=${pair.s}", "device=cpu", "dry_run=true")
