@@ -44,6 +44,7 @@ class Measuring:
             `.grad` is kept; of `step` too.
         l2: the content of a GPU's caches before each call: `cold`, clean lines without the call's data, or `written`,
             dirty lines of other data. On a CPU it is `warm`, with the data that the previous call left.
+        gold: what the first calls are compared with: `float32`, or `eager`, the formula in the case's dtype.
     """
 
     timer: str
@@ -61,6 +62,7 @@ class Measuring:
     settle_s: float = 0.0
     determinism: bool = False
     accumulate: bool = False
+    gold: Literal["float32", "eager"] = "float32"
 
     @property
     def with_gradients(self) -> bool:
