@@ -109,6 +109,9 @@ def test_a_backend_that_is_compiled_in_its_own_way_is_so_in_the_duel(tmp_path):
     assert [request.compile for request in asked(words)] == [Compile(), how]
     both = asked(command(tmp_path / "b", sweeps.job("flex", compile=how), sweeps.job("eager", compile=other)))
     assert [request.compile for request in both] == [other, how]
+    named = replace(how, name="mine")
+    both = asked(command(tmp_path / "c", sweeps.job("eager", compile=named), sweeps.job("eager", compile=other)))
+    assert {one.label.split()[0]: one.compile for one in both} == {"eager+mine": named, "eager+default": other}
 
 
 def test_the_command_really_runs_dry(tmp_path, capsys, monkeypatch):

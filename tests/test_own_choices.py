@@ -1,11 +1,16 @@
 """Keys that nothing reads are told, whoever wrote them; a folder of one's own choices serves every command."""
 
+from dataclasses import replace
+
 import pytest
+from fakes import make_record, make_request
 from inprocess import typed
 
 from attn_exp.commands.duel import COMMAND as DUEL
 from attn_exp.config.compose import compose_config, resolved_config
+from attn_exp.config.request import request_from_config
 from attn_exp.core.errors import UserError
+from attn_exp.results.result import by_options, result_of
 from attn_exp.run.capabilities import ask, configured
 
 MINE = "_target_: elsewhere.Mine\nname: mine\nscale: null\n"
@@ -18,6 +23,7 @@ def own(tmp_path):
     for group, text in (
         ("backend/mine", MINE),
         ("model/wide", "name: wide\nq_heads: 8\nkv_heads: 8\nhead_dim: ${model.width}\nseq_len: 32\nwidth: 16\n"),
+        ("compile/mine", "name: mine\nmode: default\nfullgraph: false\noptions: {epilogue_fusion: false}\n"),
         ("tracker/ours", "name: mlflow\nuri: sqlite:///ours.db\nartifacts: here\nmlflow_experiment: ours\n"),
         ("experiment/typo", "# @package _global_\nbacth: 3\n"),
         ("experiment/headless", "batch: 3\n"),
@@ -41,12 +47,48 @@ def test_a_key_that_another_refers_to_is_fine(overrides, batch):
     assert resolved_config(compose_config(overrides, "a"))["batch"] == batch
 
 
+def test_a_width_and_another_head_dim_are_not_both_taken():
+    def dim(*overrides):
+        config = resolved_config(compose_config(overrides, "a"), overrides)
+        return request_from_config(config, []).case.head_dim
+
+    heads = ("model.q_heads=16", "model.kv_heads=16", "device=cpu")
+    assert dim("embed_dim=2048", "model.head_dim=128", *heads) == dim("embed_dim=2048", *heads) == 128
+    # A model's own is replaced.
+    assert dim("embed_dim=2048", "model=llama3_8b", "device=cpu") == 64
+    with pytest.raises(UserError, match="embed_dim=2048 is not q_heads x head_dim = 16 x 64: leave embed_dim or"):
+        dim("embed_dim=2048", "model.head_dim=64", *heads)
+
+
 def test_points_of_two_keys_can_be_swept(monkeypatch, tmp_path):
     call = typed(monkeypatch, tmp_path)
     line = ("+pair={b:2,s:32},{b:1,s:64}", "batch=${pair.b}", "seq_len=${pair.s}", "device=cpu", "dry_run=true")
     code, out, _ = call("-m", *line)
     assert code == 0
     assert "2 jobs: 2 would run" in out
+
+
+def test_a_compilation_of_one_s_own_has_its_name_beside_the_default_and_is_another_job(monkeypatch, tmp_path, own):
+    call = typed(monkeypatch, tmp_path)
+    line = ("-m", "backend=eager", "compile=default,mine", "device=cpu")
+    code, out, _ = call("--config-dir", str(own), *line, "dry_run=true")
+    assert (code, [one.split()[0] for one in out.split("would run ")[1:]]) == (0, ["eager+default", "eager+mine"]), out
+
+    def made(*overrides):
+        return request_from_config(resolved_config(compose_config([*overrides, "device=cpu"], "a", own)), [])
+
+    mine, other = made("compile=mine"), made("compile=mine", "compile.name=other")
+    assert len({mine.job, other.job, made("compile=mine", "compile.name=null").job}) == 3
+    stored = [result_of(make_record(request=replace(make_request(), compile=one.compile))) for one in (mine, other)]
+    assert stored[0].key != stored[1].key
+    assert [result.label for result in by_options(stored)] == ["fake+mine", "fake+other"]
+    for overrides, told in (
+        (["compile=default", "compile.name=none"], "is a mode"),
+        (["compile=default", "compile.name=a/b"], "compile.name=a/b cannot name"),
+        (["compile.name=mine"], "need a compilation"),
+    ):
+        with pytest.raises(UserError, match=told):
+            made(*overrides)
 
 
 def test_mistakes_in_files_of_one_s_own_are_told(monkeypatch, tmp_path, own):

@@ -55,7 +55,7 @@ def measured_tolerances(case: Case, inputs: Inputs, *, with_gradients: bool) -> 
     part, on_part = part_of(case, inputs)
     exact = reference(part, on_part, with_gradients=with_gradients, precision=torch.float64)
     single = reference(part, on_part, with_gradients=with_gradients)
-    rounded = _eager(part, on_part, with_gradients=with_gradients)
+    rounded = eager(part, on_part, with_gradients=with_gradients)
     plain = {name: bounds(case, rounded[name], single[name], exact[name]) for name in exact}
     if inputs.kind != NORMAL and case.quantised:
         return plain
@@ -153,7 +153,8 @@ def summed_otherwise(case: Case) -> float:
     return ROUNDOFF * float(terms**0.5)
 
 
-def _eager(case: Case, inputs: Inputs, *, with_gradients: bool) -> dict[str, torch.Tensor]:
+def eager(case: Case, inputs: Inputs, *, with_gradients: bool) -> dict[str, torch.Tensor]:
+    """Return `out`, and with gradients `dq`, `dk`, `dv`, of the plain formula in the case's own dtype."""
     if case.dtype == INT8:
         return {"out": int8_formula(case, inputs)}
     if case.in_codes:

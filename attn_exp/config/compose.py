@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from attn_exp.config.check import check_keys
-from attn_exp.config.overrides import no_gpu, override_key
+from attn_exp.config.overrides import no_gpu, overridden, override_key
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.errors import UserError
 from attn_exp.core.text import flat
@@ -29,7 +29,7 @@ def resolved_config(config: DictConfig, overrides: Sequence[str] = ()) -> dict[s
     If it has values of environment variables, `from_environment` has how those were written, by dotted key.
 
     Raises:
-        UserError: an interpolation cannot be resolved, or nothing reads a key.
+        UserError: an interpolation cannot be resolved, nothing reads a key, or two that were typed disagree.
     """
     names = [str(name) for name in config if name != "hydra"]
     # Only where it is needed: a masked copy takes longer than everything else here.
@@ -54,6 +54,12 @@ def resolved_config(config: DictConfig, overrides: Sequence[str] = ()) -> dict[s
         raise UserError(f"sweep={name} is not read as a name: write it in quotes, sweep='\"NAME\"'")
     if not isinstance(folder := named.get("folder", "of a sweep"), str) or not folder:
         raise UserError(f"folder={'' if folder is None else folder} names no folder: leave it out, or name one")
+    model, width = named.get("model"), named.get("embed_dim")
+    if width is not None and isinstance(model, dict) and overridden(overrides, "model.head_dim"):
+        heads, dim = model.get("q_heads"), model.get("head_dim")
+        if isinstance(heads, int) and isinstance(dim, int) and width != heads * dim:
+            product = f"q_heads x head_dim = {heads} x {dim}"
+            raise UserError(f"embed_dim={width} is not {product}: leave embed_dim or model.head_dim out")
     if taken := _from_environment(written):
         named["from_environment"] = taken
     return named

@@ -29,8 +29,9 @@ from attn_exp.core.source import described, identity
 REGIMES = ("sustained", "burst")
 COMPILE_MODES = ("none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 L2_STATES = ("cold", "written")
+GOLDS = ("float32", "eager")
 # Options that are younger than the identity, as every job has them that does not set them.
-_LATER = {"patience_s": 5.0, "settle_s": 3.0, "determinism": False, "accumulate": False}
+_LATER = {"patience_s": 5.0, "settle_s": 3.0, "determinism": False, "accumulate": False, "gold": "float32"}
 # Fields of a case that are younger than the identity, which has them where they are set.
 _LATER_FIELDS = {
     "prefix": None,
@@ -109,6 +110,7 @@ def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
         raise UserError(f"profiler_limit_mb={limit_mb} is not a positive number of megabytes")
     unusual = [] if measuring.inputs == NORMAL else [f"inputs {measuring.inputs}"]
     unusual += ["accumulate"] if measuring.accumulate else []
+    unusual += ["gold eager"] if measuring.gold == "eager" else []
     source = described(backend["_target_"])
     return Request(
         job=f"{backend['name']}-{_identity(case, backend, measuring, compile_, config['caches'], device, source)}",
@@ -252,6 +254,7 @@ def _measuring(config: dict[str, Any], device: str) -> Measuring:
         "determinism": config["determinism"],
         # A forward has nothing to accumulate.
         "accumulate": config["accumulate"] and passes != ("forward",),
+        "gold": config["gold"],
         **{name: value for name, value in config["stopping"].items() if name != "regime"},
     }
     for name in ("determinism", "accumulate"):
@@ -259,6 +262,10 @@ def _measuring(config: dict[str, Any], device: str) -> Measuring:
             raise UserError(f"{name}={config[name]} is neither true nor false")
     if config["regime"] not in REGIMES:
         raise UserError(f"regime={config['regime']} is not one of {', '.join(REGIMES)}")
+    if config["gold"] not in GOLDS:
+        raise UserError(f"gold={config['gold']} is not one of {', '.join(GOLDS)}")
+    if config["gold"] == "eager" and config["workload"] != WORKLOADS[0]:
+        raise UserError(f"gold=eager is of attention alone: leave workload={config['workload']} or gold=eager out")
     if config["l2"] not in L2_STATES:
         raise UserError(f"l2={config['l2']} is not one of {', '.join(L2_STATES)}")
     try:
@@ -290,15 +297,19 @@ def _misfit(error: str, fields: dict[str, Any]) -> str:
 
 def _compile(config: dict[str, Any]) -> Compile:
     try:
-        compile_ = msgspec.convert({key: value for key, value in config.items() if key != "name"}, Compile)
+        compile_ = msgspec.convert(config, Compile)
     except msgspec.ValidationError as error:
         raise UserError(f"compile does not fit ({error}): choose compile=default or another mode") from error
     _check_keys("compile.options", compile_.options)
     if compile_.mode not in COMPILE_MODES:
         near = nearest(compile_.mode, COMPILE_MODES)
         raise UserError(f"compile.mode={compile_.mode} is no mode: {near}choose one of {', '.join(COMPILE_MODES)}")
-    if compile_.mode == "none" and (compile_.options or compile_.fullgraph):
-        raise UserError("compile.options and compile.fullgraph need a compilation: set compile=default")
+    if compile_.mode == "none" and (compile_.options or compile_.fullgraph or compile_.name):
+        raise UserError("compile.options, compile.fullgraph and compile.name need a compilation: set compile=default")
+    if compile_.name is not None:
+        check_name("compile.name", compile_.name)
+        if compile_.name in COMPILE_MODES:
+            raise UserError(f"compile.name={compile_.name} is a mode of torch.compile: choose another name")
     return compile_
 
 
@@ -336,6 +347,9 @@ def _identity(
     for name, unset in _LATER_FIELDS.items():
         if parts["case"][name] == unset:
             del parts["case"][name]
+    if compile_.name is None:
+        # As before a compilation could have a name.
+        del parts["compile"]["name"]
     if source:
         parts["source"] = identity(source)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:10]

@@ -67,6 +67,8 @@ def duel_command(a: Result, b: Result, passes: Collection[str]) -> str:
         words.append(f"inputs={a.measuring.inputs}")
     if a.measuring.accumulate:
         words.append("accumulate=true")
+    if a.measuring.gold == "eager":
+        words.append("gold=eager")
     if a.device == "cuda" and a.measuring.l2 != "cold":
         words.append(f"l2={a.measuring.l2}")
     if not a.caches:
@@ -99,7 +101,8 @@ def _compile_words(compiled: Compile, added: str = "") -> list[str]:
     if compiled.mode == "none":
         return []
     more = [f"{added}compile.options.{name}={word(value)}" for name, value in flat(compiled.options).items()]
-    return [f"compile={compiled.mode}", *(["compile.fullgraph=true"] if compiled.fullgraph else []), *more]
+    named = [f"compile.name={word(compiled.name)}"] if compiled.name else []
+    return [f"compile={compiled.mode}", *named, *(["compile.fullgraph=true"] if compiled.fullgraph else []), *more]
 
 
 def case_words(case: Case, model: str) -> list[str]:

@@ -269,7 +269,7 @@ def _decoded(raw: bytes, kind: Any) -> Any:
 def _compile(raw: bytes) -> tuple[Compile, tuple[Any, ...]]:
     """Return how a backend is compiled, the default if nothing is recorded, and what that is in a `Result.key`."""
     found = msgspec.json.decode(raw, type=Compile) if raw else Compile()
-    return found, (found.mode, found.fullgraph, json.dumps(found.options, sort_keys=True))
+    return found, (found.mode, found.fullgraph, json.dumps(found.options, sort_keys=True), found.name)
 
 
 @lru_cache(_KEPT)

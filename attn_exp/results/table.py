@@ -95,6 +95,7 @@ def job_line(result: Result, options: Sequence[str] = ()) -> str:
     shown_options = [f"{name}={word(own[name])}" for name in options if name in own]
     kind = [] if result.measuring.inputs == NORMAL else [f"inputs {result.measuring.inputs}"]
     kind += ["accumulate"] if result.measuring.accumulate else []
+    kind += ["gold eager"] if result.measuring.gold == "eager" else []
     head = " ".join([f"{result.status:<12}", f"{result.label} {result.case.label()}", *kind, *shown_options])
     if result.status != "ok":
         return f"{head}: {result.reason}"

@@ -162,6 +162,7 @@ def params(job: Request | Result) -> dict[str, str]:
     for name in ("precision", "min_rounds", "max_rounds", "budget_s", "patience_s", "settle_s"):
         values[f"stopping.{name}"] = getattr(measuring, name)
     values |= {"determinism": measuring.determinism or None, "accumulate": measuring.accumulate or None}
+    values |= {"gold": measuring.gold if measuring.gold != "float32" else None}
     values |= {"regime": measuring.regime, "l2": measuring.l2, "inputs": measuring.inputs}
     return {key: str(value) for key, value in values.items() if value not in (None, "")}
 

@@ -44,6 +44,7 @@ class Measuring:
             `.grad` is kept; of `step` too.
         l2: the content of a GPU's caches before each call: `cold`, clean lines without the call's data, or `written`,
             dirty lines of other data. On a CPU it is `warm`, with the data that the previous call left.
+        gold: what the first calls are compared with: `float32`, or `eager`, the formula in the case's dtype.
     """
 
     timer: str
@@ -61,6 +62,7 @@ class Measuring:
     settle_s: float = 0.0
     determinism: bool = False
     accumulate: bool = False
+    gold: Literal["float32", "eager"] = "float32"
 
     @property
     def with_gradients(self) -> bool:
@@ -76,24 +78,28 @@ class Compile:
         mode: `none`, or a mode of Inductor.
         fullgraph: whether a graph break is refused.
         options: more options of Inductor.
+        name: what labels call it, None for the mode.
     """
 
     mode: str = "none"
     fullgraph: bool = False
     options: dict[str, Any] = field(default_factory=dict)
+    # Not in the text from which `attn_exp.time` names jobs, which is older.
+    name: str | None = field(default=None, repr=False)
 
 
 def backend_label(name: str, compile_: Compile, providers: Iterable[str | None] = ()) -> str:
     """Return a backend's name in tables: `flash`, `flex+max-autotune`, `auto (cudnn)`.
 
-    The compile mode belongs to the name because compiling makes it another competitor.
+    The compile mode, or what the user named the compilation, belongs to the name because compiling makes it another
+    competitor.
 
     Args:
         name: the backend's name.
         compile_: the compilation of its attention.
         providers: for each pass, the backend whose kernels a dispatching backend ran.
     """
-    label = name if compile_.mode == "none" else f"{name}+{compile_.mode}"
+    label = name if compile_.mode == "none" else f"{name}+{compile_.name or compile_.mode}"
     # A backend that ran its own kernels adds nothing to its name.
     others = dict.fromkeys(provider for provider in providers if provider and provider != name)
     return f"{label} ({', '.join(others)})" if others else label

@@ -3,9 +3,12 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from attn_exp.attention.contents import Contents
 from attn_exp.attention.expected import Expected
 from attn_exp.attention.inputs import DifferentiableInputs, Inputs, distribution
+from attn_exp.attention.tolerance import eager
 from attn_exp.attention.verdict import verdict
 from attn_exp.backends.base import Calls, calls_of
 from attn_exp.core.case.case import GIVEN, NORMAL
@@ -43,7 +46,7 @@ class Check:
         seeded = self.seeded()
         if other := self.contents.written(seeded):
             raise Stopped("inaccurate", self._unlike_given(other, seeded))
-        expected = self._expected(seeded)
+        expected = self._gold(seeded)
         found = verdict(self.attempt.request.case, seeded, expected, results, self.calls.scales)
         self._add("first", results, expected, self._described())
         return found.errors, found.wrong
@@ -156,6 +159,26 @@ class Check:
         """Return the reference of the inputs of the seed, which the machine keeps."""
         gradients = self.attempt.with_gradients
         return self.machine.expected_for(self.attempt.request, seeded, self.workload, with_gradients=gradients)
+
+    def _gold(self, seeded: Any) -> Expected:
+        """Return what the first calls are compared with: the reference, or the same rows of eager PyTorch.
+
+        The reference keeps what eager PyTorch has not, as `d_sink`.
+
+        Raises:
+            Stopped: eager PyTorch needs more memory than there is.
+        """
+        expected, request = self._expected(seeded), self.attempt.request
+        if request.measuring.gold != "eager":
+            return expected
+        try:
+            made = eager(request.case, seeded, with_gradients=self.attempt.with_gradients)
+        except torch.OutOfMemoryError as error:
+            reason = "gold=eager computes all scores at once: set gold=float32, or shorter lengths"
+            raise Stopped("out_of_memory", reason) from error
+        places = expected.places
+        rows = {name: places[name].of(one) if name in places else one for name, one in made.items()}
+        return replace(expected, tensors=expected.tensors | {name: one.float() for name, one in rows.items()})
 
     def _add(
         self,
