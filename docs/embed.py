@@ -3,7 +3,6 @@
 A block begins with `<!-- KIND: FILE -->` or `<!-- KIND -->` and ends with `<!-- end -->`:
 
 fastest   the answer of a sweep's records (SWEEP.tar.xz) or table.csv
-text      a text file as it is
 sweep     two sentences from bench/sdpa_sweep.py's summary.json
 backends  what the backends declare that they can compute
 metrics   the metrics registered in attn_exp/core/record/metrics.py
@@ -65,11 +64,6 @@ def _sweep_of(file: Path, folder: Path) -> Path:
     return folder / file.name.removesuffix(".tar.xz")
 
 
-def text(file: Path) -> str:
-    """Return a text file as a code block."""
-    return f"```text\n{file.read_text().rstrip()}\n```"
-
-
 def sweep(file: Path) -> str:
     """Return bench/sdpa_sweep.py's summary in two sentences."""
     summary = json.loads(file.read_text())
@@ -115,7 +109,7 @@ def timers() -> str:
     return "\n".join(["| timer | measures | on | secondary timers |", "|---|---|---|---|", *rows])
 
 
-_FROM_FILE: dict[str, Callable[[Path], str]] = {"fastest": fastest, "text": text, "sweep": sweep}
+_FROM_FILE: dict[str, Callable[[Path], str]] = {"fastest": fastest, "sweep": sweep}
 _FROM_CODE: dict[str, Callable[[], str]] = {
     "backends": backends, "metrics": metrics, "statuses": statuses, "timers": timers,
 }  # fmt: skip

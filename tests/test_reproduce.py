@@ -2,6 +2,7 @@
 
 import json
 import math
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from attn_exp.core.conf import conf_folder
 from attn_exp.core.errors import UserError
 from attn_exp.reproduce.figures import choose, read_file, read_published, runs
 from attn_exp.reproduce.judged import from_results, from_table, judge
+from attn_exp.results.read import read_folder
 from attn_exp.results.result import result_of
 from attn_exp.sweep.product import parsed_combinations
 
@@ -81,12 +83,21 @@ def test_each_configuration_is_what_hydra_makes_of_its_overrides():
             assert str(config[key]).lower() == value, (one.name, key)
 
 
-def test_statuses_follow_from_the_evidence():
+def evidence_of(path, folder):
+    """The passes in a table, or in an archive of records."""
+    if path.suffix == ".csv":
+        return from_table(path)
+    with tarfile.open(path) as file:
+        file.extractall(folder, filter="data")
+    return from_results(read_folder(folder / path.name.removesuffix(".tar.xz")).results)
+
+
+def test_statuses_follow_from_the_evidence(tmp_path):
     for name in {one.source.name for one in FIGURES}:
         figures = choose(FIGURES, name)
         evidence = figures[0].source.evidence
-        table = from_table(ROOT / evidence) if evidence else []
-        for judged in judge(figures, table):
+        kept = evidence_of(ROOT / evidence, tmp_path) if evidence else []
+        for judged in judge(figures, kept):
             expected = judged.verdict or ("cannot_run" if judged.figure.backend is None else "not_run")
             assert judged.figure.status == expected, judged.figure.name
 

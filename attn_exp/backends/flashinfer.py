@@ -18,8 +18,8 @@ _WORKSPACE_BYTES = 394 << 20
 class FlashInfer(DeclarativeBackend):
     """FlashInfer's `BatchPrefillWithRaggedKVCacheWrapper`, and `BatchPrefillWithPagedKVCacheWrapper` of pages.
 
-    Not run by the authors, who ran its `fa2` kernel alone. Written against flashinfer-python 0.7.2
-    (flashinfer/prefill.py); tested with a stand-in.
+    Only its `fa2` kernel has run. Written against flashinfer-python 0.7.2 (flashinfer/prefill.py); tested with a
+    stand-in.
     `plan`, which a model calls once for all of its layers, belongs to the preparation, like the compilation with nvcc;
     `run` is timed. Pages are not run either, written against 0.6.18's file; that wrapper decodes with tensor cores.
     `kernel` forces its own FlashAttention 2 or 3.

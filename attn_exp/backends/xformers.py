@@ -66,9 +66,8 @@ class XformersCutlass(DeclarativeBackend):
 class XformersFlash3(DeclarativeBackend):
     """xFormers forced to FlashAttention 3, as a custom operator that breaks no graph under torch.compile.
 
-    Not run by the authors: xFormers calls FlashAttention 3 where `flash_attn_3` is installed, which is not on the
-    package index. Written against 0.0.35 (xformers/ops/fmha/flash3.py); tested with a stand-in for its two functions.
-    Its grouped heads are experimental and have no backward: they are refused.
+    Run on an H100 with 0.0.35 (xformers/ops/fmha/flash3.py) and flash_attn_3 as `fa3` names it: xFormers calls that
+    where it is installed. Its grouped heads are experimental and have no backward: they are refused.
     """
 
     supports = Supports(
