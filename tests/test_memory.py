@@ -118,6 +118,8 @@ def test_a_peak_is_of_the_call_and_of_what_it_needs_whichever_passes_are_measure
     for direction in passes:
         assert record.metrics[f"{direction}/peak_memory_bytes"] == peaks[direction]
         assert record.metrics[f"{direction}/outside_memory_bytes"] == 0
+        passing = {"forward": SCRATCH, "backward": GRADIENTS}
+        assert record.metrics[f"{direction}/workspace_bytes"] == passing[direction]
 
 
 def test_memory_outside_of_the_allocator_is_told_and_flagged_if_it_is_much(on_fake_gpu, tmp_path):

@@ -39,7 +39,7 @@ def name_kernels(attempt: Attempt, machine: Machine, prepared: PreparedBackend, 
 
     with attempt.stage("kernels"):
         # By a call that is traced by itself: in a trace, copies of results lie beside the next one's.
-        peak_bytes = prepared.memory.peak(direction, call) if prepared.memory else None
+        peak_bytes, passing_bytes = prepared.memory.of_pass(direction, call) if prepared.memory else (None, None)
         gpu = machine.gpu
         checked = attempt.request.compile.mode == "none" or not getattr(backend, "transparent", False)
         for _ in range(_CPU_TRACES if gpu is None else 1):
@@ -48,12 +48,16 @@ def name_kernels(attempt: Attempt, machine: Machine, prepared: PreparedBackend, 
             if wrong is None:
                 break
         outside_bytes = _outside_bytes(attempt, prepared)
+    workspace_bytes = attempt.passes[direction].workspace_bytes
+    if passing_bytes is not None:
+        workspace_bytes = (workspace_bytes or 0) + passing_bytes
     kernels, activity = traced.kernels(), traced.record() if machine.gpu is not None else None
     provider = getattr(backend, "kernel_provider", None)
     attempt.passes[direction] = replace(
         attempt.passes[direction],
         peak_memory_bytes=peak_bytes,
         outside_memory_bytes=outside_bytes,
+        workspace_bytes=workspace_bytes,
         kernels=kernels[:_KERNELS_KEPT],
         activity=activity,
         took=provider("forward" if direction == "step" else direction, machine.device, kernels) if provider else None,

@@ -414,7 +414,7 @@ def outside_memory_bytes(timed: TimedPass) -> Value:
 
 @metric("byte")
 def workspace_bytes(timed: TimedPass) -> Value:
-    """Workspace of a backend that names its size."""
+    """What a call allocates beside its results, and the workspace that its backend names; on a CPU the latter alone."""
     return timed.measured.workspace_bytes
 
 

@@ -116,7 +116,8 @@ class PassRecord:
             the call allocates, and of the backward what the forward saved.
         outside_memory_bytes: device memory taken since before the backend was loaded that PyTorch's allocator does not
             know, by the driver's count.
-        workspace_bytes: the size of the workspace that the backend names.
+        workspace_bytes: what the call allocates and does not keep, and the size of the workspace that the backend
+            names; on a CPU the latter alone.
         mask_build_us: the median time to build the mask's data, of the first requested pass, since all passes share it.
         mask_build_bytes: the peak of what building it takes in PyTorch's allocator; None on a CPU.
         errors: the error of each tensor.

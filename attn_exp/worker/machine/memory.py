@@ -78,12 +78,17 @@ class OwnMemory:
         self.forward = self.forward or call_memory(self.memory, call)
         return self.forward
 
-    def peak(self, direction: str, call: Call) -> int:
-        """Return the bytes at the peak of a pass; of the backward with what its forward saved."""
+    def of_pass(self, direction: str, call: Call) -> tuple[int, int]:
+        """Return the bytes at the peak of a pass, and those of them that neither its result nor a later pass keeps.
+
+        The peak of the backward includes what its forward saved.
+        """
         if direction == "forward":
-            return self.resident + self.look_at_forward(call).peak
-        saved = self.forward.kept if self.forward and direction == "backward" else 0
-        return self.resident + saved + call_memory(self.memory, call).peak
+            added, saved = self.look_at_forward(call), 0
+        else:
+            added = call_memory(self.memory, call)
+            saved = self.forward.kept if self.forward and direction == "backward" else 0
+        return self.resident + saved + added.peak, added.peak - added.kept
 
     def outside_now(self) -> int:
         """Return the bytes outside of PyTorch's allocator that were taken since."""
