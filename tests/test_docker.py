@@ -47,8 +47,18 @@ def test_the_instructions_parse(name):
 def test_the_bases_and_packages_have_versions_and_they_are_the_locked_ones(name):
     (base,) = of(name, "FROM")
     assert re.fullmatch(r"[\w/]+:\d[\w.-]+", base)
-    pins = dict(re.findall(r"([\w-]+)(?:\[\w+\])?==([\w.]+)", "\n".join(of(name, "RUN"))))
-    assert pins and {package: LOCKED[package] for package in pins} == pins
+    pins = dict(re.findall(r"([\w-]+)(?:\[\w+\])?==(\d[\w.]*)", "\n".join(of(name, "RUN"))))
+    assert {package: LOCKED[package] for package in pins} == pins
+    installed = [words for words in of(name, "RUN") if "pip install" in words]
+    assert all("--constraint constraints.txt" in words for words in installed) or (pins and len(installed) == 1)
+
+
+def test_the_image_has_the_versions_that_the_results_were_measured_with():
+    torch, cuda = re.search(r"torch (\d+\.\d+) \+ CUDA (\d+)", (ROOT / "results/h100/README.md").read_text()).groups()
+    (base,) = of("Dockerfile", "FROM")
+    assert of("Dockerfile", "ARG")[0].startswith(f"TORCH={torch}.") and f":{cuda}." in base
+    minor = re.search(r":(\d+)\.(\d+)", base).groups()
+    assert f" cuda-nsight-compute-{'-'.join(minor)} " in of("Dockerfile", "RUN")[0]
 
 
 def test_what_is_copied_is_there_and_not_ignored():
