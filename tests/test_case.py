@@ -28,6 +28,7 @@ def config(**changes):
         "bias": None,
         "latent": False,
         "page_size": None,
+        "pages": None,
         "lengths": None,
         "kv_lengths": None,
         "layout": "bhsd",

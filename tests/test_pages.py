@@ -10,8 +10,9 @@ from fakes import Honest, make_request
 from test_measure import CEILINGS, machine, short_rounds  # noqa: F401  (fixtures)
 
 from attn_exp.attention.formula import formula, hidden_keys
+from attn_exp.attention.hard_values import make_inputs_of
 from attn_exp.attention.inputs import Inputs, make_inputs, paged
-from attn_exp.attention.pages import Pages, pages_of
+from attn_exp.attention.pages import Pages, Paging, pages_of
 from attn_exp.attention.reference import reference
 from attn_exp.backends.base import Calls, calls_of, supported_passes
 from attn_exp.backends.eager import Eager
@@ -20,7 +21,7 @@ from attn_exp.backends.flashinfer import FlashInfer
 from attn_exp.backends.supports import Supports
 from attn_exp.backends.triton import Triton
 from attn_exp.backends.varlen import Varlen
-from attn_exp.core.case.case import Case
+from attn_exp.core.case.case import PAGES, Case
 from attn_exp.core.case.flops import compulsory_bytes, flops
 from attn_exp.core.errors import UserError
 from attn_exp.hunt.example import Example
@@ -50,7 +51,8 @@ def random_case(seed: int) -> Case:
     return case(
         q_heads=kv_heads * draw.choice((1, 2)), kv_heads=kv_heads, head_dim=24, value_dim=draw.choice((8, 24)),
         causal=causal, softcap=draw.choice((None, None, 5.0)), sink=draw.random() < 0.2, latent=latent,
-        layout=draw.choice(("bhsd", "bshd")), page_size=draw.choice((1, 2, 3, 7, 16, 64, 256)), **sizes, **mask,
+        layout=draw.choice(("bhsd", "bshd")), page_size=draw.choice((1, 2, 3, 7, 16, 64, 256)),
+        pages=draw.choice(PAGES), **sizes, **mask,
     )  # fmt: skip
 
 
@@ -70,7 +72,7 @@ def off(found: torch.Tensor, right: torch.Tensor) -> float:
 
 
 def test_what_is_computed_is_of_the_keys_that_the_table_says() -> None:
-    for seed in range(60):
+    for seed in range(200):
         one = random_case(seed)
         inputs = make_inputs(one, "cpu", seed, with_gradients=False)
         calls = Eager("eager").prepare(one, inputs)
@@ -86,11 +88,14 @@ def test_what_is_computed_is_of_the_keys_that_the_table_says() -> None:
 
 
 def test_bytes_are_those_of_the_keys_and_of_the_tables_entries_that_are_seen() -> None:
-    for seed in range(60):
+    for seed in range(200):
         one = random_case(seed)
         pages = pages_of(one, CPU)
         without = replace(one, page_size=None)
         seen = (~hidden_keys(one, 0, one.q_len, CPU)).any(0).repeat(one.batch)
+        # What one request has read does not count for the next.
+        slots = pages.slots()[seen]
+        again = 4 * one.kv_heads * one.kv_dims * (len(slots) - len(slots.unique()))
         entries, key = 0, 0
         for length in pages.lengths:
             own = seen[key : key + length].tolist()
@@ -99,11 +104,11 @@ def test_bytes_are_those_of_the_keys_and_of_the_tables_entries_that_are_seen() -
         for direction in ("forward", "backward", "step"):
             assert flops(one, direction) == flops(without, direction)
             more = compulsory_bytes(one, direction, saves_lse=True)
-            assert more - compulsory_bytes(without, direction, saves_lse=True) == 4 * entries, one
+            assert more - compulsory_bytes(without, direction, saves_lse=True) == 4 * entries - again, one
 
 
 class Mistaken(Honest):
-    """Eager with pages in another order, of another request, or with the tensors that it was given."""
+    """Eager from pages, with a mistake that kernels for paged caches have had."""
 
     def __init__(self, name: str, mistake: str) -> None:
         super().__init__(name)
@@ -112,36 +117,94 @@ class Mistaken(Honest):
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
         read = paged(case, inputs)
         assert read.paging is not None
-        paging, mask = read.paging, None if case.dense else hidden_keys(case, 0, case.q_len, CPU)
-        kept = inputs.k_bhsd.clone()
+        paging, mistake = read.paging, self.mistake
+        pages, size, given, before = paging.pages, case.page_size, inputs.k_bhsd, inputs.k_bhsd.clone()
+        assert size is not None
+        mask = None if case.dense else hidden_keys(case, 0, case.q_len, CPU)
+        if mistake == "mask aligned top left":
+            mask = torch.ones(case.q_len, case.kv_len, dtype=torch.bool).triu(1)
+        if mistake == "lengths of another request":
+            mask = hidden_keys(replace(case, kv_lengths=(case.kv_lengths or ())[::-1]), 0, case.q_len, CPU)
+
+        def gathered(pool: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+            return Paging(case, replace(pages, table=table)).read(pool)
 
         def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             keys, values = paging.read(k), paging.read(v)
-            if self.mistake == "of another request":
-                keys, values = keys.roll(1, 0), values.roll(1, 0)
-            if self.mistake == "last page left out":
-                keys, values = (one.clone() for one in (keys, values))
-                values[:, :, -8:] = 0.0
-            if self.mistake == "in the order of the pool":
+            if mistake == "pages of another request":
+                keys, values = (gathered(pool, pages.table.roll(1, 0)) for pool in (k, v))
+            if mistake == "pages of the first request":
+                keys, values = (gathered(pool, pages.table[:1].expand_as(pages.table)) for pool in (k, v))
+            if mistake == "table off by one":
+                keys, values = (gathered(pool, (pages.table + 1) % pages.count) for pool in (k, v))
+            if mistake == "values in the keys' order of heads":
+                values = values.flip(1)
+            if mistake == "last page left out":
+                full = case.kv_len // size * size
+                keys, values, own = keys[:, :, :full], values[:, :, :full], None if mask is None else mask[:, :full]
+                return formula(case, own, q, keys, values)
+            if mistake == "all slots of the last page":
+                slots = (pages.table[..., None].long() * size + torch.arange(size)).flatten(1)
+                keys, values = (pool.flatten(0, 1)[slots].transpose(1, 2) for pool in (k, v))
+                return formula(case, None, q, keys, values)
+            if mistake == "in the order of the pool":
                 count = paging.slots.numel()
                 keys = k.flatten(0, 1)[:count].unflatten(0, (case.batch, -1)).transpose(1, 2)
-            if self.mistake == "given tensors":
-                keys = inputs.k_bhsd
-            if self.mistake == "kept":
-                keys = kept
+            if mistake == "given tensors":
+                keys = given
+            if mistake == "a stale page":
+                keys = torch.cat([before[:, :, :size], keys[:, :, size:]], dim=2)
+            if mistake == "splits merged without their maximum":
+                halves = [
+                    formula(case, None, q, *parts) for parts in zip(keys.chunk(2, 2), values.chunk(2, 2), strict=True)
+                ]
+                return sum(halves[1:], halves[0]) / 2
             return formula(case, mask, q, keys, values)
 
         return calls_of(attention, read)
 
 
-MISTAKES = ["of another request", "last page left out", "in the order of the pool", "given tensors", "kept"]
+MISTAKES = [
+    *("pages of another request", "pages of the first request", "table off by one", "last page left out"),
+    *("values in the keys' order of heads", "all slots of the last page", "in the order of the pool", "given tensors"),
+    *("a stale page", "splits merged without their maximum"),
+]
+# What only shows where requests differ, or have several queries.
+OF_REQUESTS = ["lengths of another request", "mask aligned top left"]
+UNEQUAL = {"batch": 1, "lengths": (3, 2, 4), "kv_lengths": (40, 21, 9), "q_len": 9, "kv_len": 70}
 
 
-@pytest.mark.parametrize("mistake", [*MISTAKES, "right"])
-def test_a_job_is_judged_on_fresh_pages(mistake: str, machine: Any) -> None:  # noqa: F811
+def judged(mistake: str, machine: Any, **sizes: Any) -> Any:  # noqa: F811
     backend = {"_target_": "test_pages.Mistaken", "name": "it", "mistake": mistake}
-    record = measure(make_request(backend, case(kv_len=40, head_dim=32), passes=("forward",)), machine)
-    assert record.status == ("ok" if mistake == "right" else "inaccurate"), record.reason
+    return measure(make_request(backend, case(head_dim=32, **sizes), passes=("forward",)), machine)
+
+
+@pytest.mark.parametrize("mistake", [*MISTAKES, *OF_REQUESTS])
+def test_a_mistake_in_reading_pages_is_found(mistake: str, machine: Any) -> None:  # noqa: F811
+    record = judged(mistake, machine, **UNEQUAL if mistake in OF_REQUESTS else {"kv_len": 40})
+    assert record.status == "inaccurate", (mistake, record.reason)
+
+
+@pytest.mark.parametrize("pages", PAGES)
+@pytest.mark.parametrize("sizes", [{"kv_len": 40}, UNEQUAL | {"page_size": 4}], ids=["batch", "requests"])
+def test_pages_in_any_order_are_read_right(pages: str, sizes: Any, machine: Any) -> None:  # noqa: F811
+    record = judged("none", machine, pages=pages, **sizes)
+    assert record.status == "ok", record.reason
+    of_requests, in_all = (record.metrics.get(f"forward/{name}") for name in ("min_bytes_of_requests", "min_bytes"))
+    assert (of_requests is not None and in_all < of_requests) == (pages == "shared")
+
+
+def test_requests_share_the_first_half_of_what_the_shortest_fills() -> None:
+    one = case(kv_len=70, pages="shared")
+    assert one.shared_keys == 32
+    pages = pages_of(one, CPU)
+    assert torch.equal(pages.table[:, :2], pages.table[:1, :2].expand(3, 2))
+    assert len(pages.table.unique()) == 2 + 3 * 3
+    inputs = make_inputs_of("mixed", one, "cpu", 1, with_gradients=False)
+    assert torch.equal(inputs.k_bhsd[0, :, :32], inputs.k_bhsd[2, :, :32])
+    assert not torch.equal(inputs.k_bhsd[0, :, 32:48], inputs.k_bhsd[2, :, 32:48])
+    linear = pages_of(replace(one, pages="linear"), CPU)
+    assert linear.indices.tolist() == list(range(15))
 
 
 class Ignores(Honest):
@@ -204,6 +267,7 @@ def test_a_case_is_typed_with_its_pages_and_who_has_none_says_so() -> None:
         ({"page_size": 0}, "page_size=0 is not a whole number of keys from 1 to 256; null is no pages"),
         ({"dtype": "float8_e4m3fn"}, "a paged cache has no fp8 here: set dtype=bf16, or page_size=null"),
         ({"batch": 1, "lengths": (1, 0), "kv_len": 1}, "must be whole positive numbers"),
+        ({"pages": "random"}, "pages='random' is not one of shuffled, linear, shared"),
         ({"workload": "decoder_layer", "mlp_dim": 64, "kv_len": 1, "q_heads": 2}, "has no paged cache: set page_size"),
     ],
 )

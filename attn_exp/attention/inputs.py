@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from attn_exp.attention.pages import Paging, pages_of
+from attn_exp.attention.pages import Paging, pages_of, share
 from attn_exp.attention.sinks import sinks_of
 from attn_exp.core.case.case import GIVEN, INT8, NORMAL, Case
 
@@ -198,6 +198,9 @@ def make_inputs(case: Case, device: str, seed: int, *, with_gradients: bool) -> 
     k = normal(case.batch, case.kv_heads, case.kv_len, case.head_dim)
     v = k[..., : case.value_dim] if case.latent else normal(case.batch, case.kv_heads, case.kv_len, case.value_dim)
     d_out = normal(case.batch, case.q_heads, case.q_len, case.value_dim)
+    if case.shared_keys:
+        share(case, k)
+        share(case, v)
     sinks = sinks_of(case, q.device)
     made = _codes(q, k, v, d_out) if case.in_codes else Inputs(q, k, v, d_out, sink=sinks, latent=case.latent)
     for tensor in made.leaves:

@@ -6,6 +6,7 @@ hold what other requests left there: here random numbers.
 """
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
@@ -60,16 +61,32 @@ class Pages:
 
 
 def pages_of(case: Case, device: torch.device) -> Pages:
-    """Return the pages of a paged case, in random order."""
+    """Return the pages of a paged case, in its order."""
     assert case.page_size is not None
     lengths = case.kv_lengths or case.lengths or (case.kv_len,) * case.batch
+    shared = case.shared_keys // case.page_size
     counts = [-(-length // case.page_size) for length in lengths]
-    pool = sum(counts) + max(1, sum(counts) // _FREE)
-    order = torch.randperm(pool, generator=torch.Generator().manual_seed(_SEED))[: sum(counts)].int()
+    # The first request brings the shared ones.
+    own = [counts[0], *(count - shared for count in counts[1:])]
+    pool = sum(own) + max(1, sum(own) // _FREE)
+    shuffled = torch.randperm(pool, generator=torch.Generator().manual_seed(_SEED))
+    order = torch.arange(pool) if case.pages == "linear" else shuffled
     table = torch.zeros(len(lengths), max(counts), dtype=torch.int32)
-    for row, own in zip(table, order.split(counts), strict=True):
-        row[: len(own)] = own
+    for row, count, pages in zip(table, counts, order[: sum(own)].int().split(own), strict=True):
+        row[count - len(pages) : count] = pages
+    table[:, :shared] = table[0, :shared].clone()
     return Pages(table.to(device), tuple(lengths), case.page_size, pool)
+
+
+@torch.no_grad()
+def share(case: Case, of_keys_bhsd: torch.Tensor) -> None:
+    """Write the first request's keys or values into those of all others that lie in the same pages, in place."""
+    count = case.shared_keys
+    if case.lengths is None:
+        of_keys_bhsd[1:, :, :count] = of_keys_bhsd[:1, :, :count].clone()
+        return
+    for first in accumulate((case.kv_lengths or case.lengths)[:-1]):
+        of_keys_bhsd[:, :, first : first + count] = of_keys_bhsd[:, :, :count].clone()
 
 
 class Paging:
@@ -99,19 +116,3 @@ class Paging:
         rows = pool.flatten(0, 1).index_select(0, self.slots.flatten())
         gathered: torch.Tensor = rows.unflatten(0, (self._rows, -1)).transpose(1, 2)
         return gathered
-
-    def along(self, of_keys: torch.Tensor) -> torch.Tensor:
-        """Return what belongs to the keys of a row, (..., kv_len), for each slot of a pool, (..., pages, page_size).
-
-        Slots without a key get that of key 0.
-        """
-        key = torch.zeros(self.pages.count * self.pages.page_size, dtype=torch.int64, device=self.slots.device)
-        key[self.slots.flatten()] = torch.arange(self.slots.shape[1], device=key.device).repeat(self._rows)
-        of_slots: torch.Tensor = of_keys[..., key].unflatten(-1, (self.pages.count, self.pages.page_size))
-        return of_slots
-
-    def of_row(self, row: int) -> torch.Tensor:
-        """Return the pages of a row of the batch."""
-        if self._rows == 1:
-            return self.pages.indices.long()
-        return self.pages.table[row, : self.pages.pages_of_requests[row]].long()

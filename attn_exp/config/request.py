@@ -43,6 +43,8 @@ _LATER_FIELDS = {
     "latent": False,
     "page_size": None,
 }
+# An order of pages is as old as they are.
+_FIRST_PAGES = (None, "shuffled")
 # The mistake in a profiler's option, by the type of its default.
 _KINDS = {bool: "neither true nor false", int: "not a whole number from 1 on", list: "not a list: write [...]"}
 # Every configuration has these groups, and these keys in them.
@@ -347,6 +349,8 @@ def _identity(
     for name, unset in _LATER_FIELDS.items():
         if parts["case"][name] == unset:
             del parts["case"][name]
+    if case.pages in _FIRST_PAGES:
+        del parts["case"]["pages"]
     if compile_.name is None:
         # As before a compilation could have a name.
         del parts["compile"]["name"]

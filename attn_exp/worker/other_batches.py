@@ -85,8 +85,9 @@ def other_positions(case: Case, dice: Random) -> list[OtherBatch]:
 def other_sizes(case: Case, dice: Random) -> list[OtherBatch]:
     """Return batches of other sizes, of rows or sequences at random: one, two, half of them, twice as many.
 
-    Packed sequences: one of them alone, and two.
+    Packed sequences: one of them alone, and two. They share no pages: how many these have depends on the others.
     """
+    case = replace(case, pages="shuffled" if case.pages == "shared" else case.pages)
     if case.lengths is None:
         sizes = sorted({1, 2, case.batch // 2, 2 * case.batch} - {0, case.batch})
         return [_rows(case, _drawn(case.batch, size, dice), f" in a batch of {size}") for size in sizes]

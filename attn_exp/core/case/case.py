@@ -38,8 +38,9 @@ LARGEST = {
 }
 _LARGEST_TENSOR_BYTES = 1 << 40
 _LARGEST_MLP = 1 << 20
-# Keys of a page.
+# Keys of a page, and the orders of pages, the usual one first.
 LARGEST_PAGE = 256
+PAGES = ("shuffled", "linear", "shared")
 # The fields that change a causal mask, and how; a case has at most one of them.
 CAUSAL_MASKS = {"window": "slides along", "prefix": "adds keys to", "chunk": "cuts"}
 # The masks that change a causal one, as conf/mask names them.
@@ -91,6 +92,9 @@ class Case:
             each other. The pages of a request or row lie anywhere in a pool (pages, page_size, kv_heads, head_dim or
             value_dim). A block table has their indices (attn_exp/attention/pages.py). It is forward only, and `layout`
             is that of q and the output.
+        pages: where the pages of a paged cache lie in the pool: `shuffled`, `linear` (behind each other) or `shared`:
+            shuffled, and all requests have the same pages for the first half of what the shortest one fills. None
+            without pages.
         layout: the memory layout of tensors: `bhsd`, or `bshd` with the heads of a token adjacent.
         workload: the transformer block around the attention, q_heads x head_dim wide; None for attention without a
             block.
@@ -123,6 +127,7 @@ class Case:
     lengths: tuple[int, ...] | None = None
     kv_lengths: tuple[int, ...] | None = None
     page_size: int | None = None
+    pages: str | None = None
     layout: str = "bhsd"
     workload: str | None = None
     mlp_dim: int | None = None
@@ -158,6 +163,8 @@ class Case:
             self._check_latent()
         if self.page_size is not None:
             self._check_pages(self.page_size)
+        # Records that are older than the field had shuffled pages.
+        object.__setattr__(self, "pages", None if self.page_size is None else self.pages or PAGES[0])
         if self.layout not in LAYOUTS:
             raise UserError(f"layout={self.layout!r} is not one of {', '.join(LAYOUTS)}")
         if self.lengths is not None:
@@ -226,6 +233,8 @@ class Case:
             raise UserError(
                 f"page_size={page_size!r} is not a whole number of keys from 1 to {LARGEST_PAGE}; null is no pages"
             )
+        if self.pages is not None and self.pages not in PAGES:
+            raise UserError(f"pages={self.pages!r} is not one of {', '.join(PAGES)}")
         if self.quantised:
             raise UserError(f"a paged cache has no {TYPED_DTYPES[self.dtype]} here: set dtype=bf16, or page_size=null")
 
@@ -320,6 +329,19 @@ class Case:
         return None
 
     @property
+    def shared_keys(self) -> int:
+        """Return how many keys of each request lie in pages that all requests share."""
+        if self.pages != "shared" or self.page_size is None or self.requests == 1:
+            return 0
+        shortest = min(self.kv_lengths or self.lengths or (self.kv_len,))
+        return shortest // self.page_size // 2 * self.page_size
+
+    @property
+    def requests(self) -> int:
+        """Return how many requests there are: packed sequences, or rows of the batch."""
+        return self.batch if self.lengths is None else len(self.lengths)
+
+    @property
     def kv_dims(self) -> int:
         """Return the numbers that a key and its value have together."""
         return self.head_dim + (0 if self.latent else self.value_dim)
@@ -405,6 +427,7 @@ class Case:
         more += [f"bias {self.bias}"] if self.bias is not None else []
         more += ["latent"] if self.latent else []
         more += [f"page{self.page_size}"] if self.page_size is not None else []
+        more += [self.pages] if self.pages not in (None, PAGES[0]) else []
         if self.lengths is not None:
             more.append(f"{len(self.lengths)} {'packed' if self.kv_lengths is None else 'requests'}")
         more += [self.layout] if self.layout != LAYOUTS[0] else []

@@ -73,11 +73,17 @@ def case_from_config(config: dict[str, Any]) -> Case:
         "lengths": lengths,
         "kv_lengths": kv_lengths,
         "page_size": config["page_size"],
+        "pages": config["pages"],
         "layout": config["layout"],
         "workload": None if no_block else str(config["workload"]),
         "mlp_dim": None if no_block else config["mlp_dim"],
     }
-    return Case(**sizes)
+    case = Case(**sizes)
+    if config["pages"] is not None and case.page_size is None:
+        raise UserError(f"pages={config['pages']} is of a paged cache: set cache=paged, or pages=null")
+    if case.pages == "shared" and not case.shared_keys:
+        raise UserError("pages=shared needs two requests that fill two pages each: set batch=2, or a smaller page_size")
+    return case
 
 
 def _is_length(value: Any) -> bool:

@@ -45,6 +45,15 @@ def seen_pages(case: Case, page_size: int) -> int:
     return seen[-1] // page_size - seen[0] // page_size + 1 if seen else 0
 
 
+def keys_read_again(case: Case) -> int:
+    """Return how many keys in shared pages are read again, by one request after another has read them."""
+    if not case.shared_keys:
+        return 0
+    requests = [case] * case.batch if case.lengths is None else _sequences(case)
+    seen = [range(case.shared_keys)[own.start : own.stop] for own in map(_seen_range, requests)]
+    return sum(map(len, seen)) - len(set().union(*seen))
+
+
 def _seen_range(case: Case) -> range:
     """Return the keys of one sequence that at least one query sees."""
     if not case.causal:
@@ -136,7 +145,8 @@ def compulsory_bytes(case: Case, direction: str, *, saves_lse: bool) -> int:
     Backward reads q, k, v, output, output gradient and log-sum-exp and writes dq, dk, dv. A step does not have to read
     what it wrote: it reads q, k, v and the output's gradient, and writes the output, dq, dk and dv. Sinks are read once
     in each, and their gradients written in a backward; so are the numbers of a bias for visible pairs. ALiBi follows
-    from indices. Latent keys are their values, too, and count once. A paged cache adds the block table's entries.
+    from indices. Latent keys are their values, too, and count once. A paged cache adds the block table's entries, and
+    pages that requests share count once.
     """
     size = DTYPE_BYTES[case.dtype]
     if case.sink:
@@ -146,7 +156,8 @@ def compulsory_bytes(case: Case, direction: str, *, saves_lse: bool) -> int:
     if case.page_size is not None:
         # The block table has 32 bits for each page.
         table = 4 * case.batch * seen_pages(case, case.page_size)
-        return table + compulsory_bytes(replace(case, page_size=None), direction, saves_lse=saves_lse)
+        again = size * case.kv_heads * case.kv_dims * keys_read_again(case)
+        return table - again + compulsory_bytes(replace(case, page_size=None), direction, saves_lse=saves_lse)
     if case.bias is not None:
         numbers = unmasked_pairs(case) * case.bias_heads
         return size * numbers + compulsory_bytes(replace(case, bias=None), direction, saves_lse=saves_lse)

@@ -36,6 +36,7 @@ def kind_of(case: Case) -> dict[str, Any]:
         "bias": case.bias,
         "latent": case.latent,
         "page_size": case.page_size,
+        "pages": case.pages,
         "workload": case.workload or "attention",
     }
 

@@ -6,7 +6,7 @@ and its docstring is its row in docs/metrics.md.
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 from attn_exp.core.case.case import Case
@@ -314,6 +314,15 @@ def attention_flops(timed: TimedPass) -> Value:
 def min_bytes(timed: TimedPass) -> Value:
     """Compulsory bytes: every input read once, every output written once."""
     return timed.work.bytes
+
+
+@metric("byte")
+def min_bytes_of_requests(timed: TimedPass) -> Value:
+    """The same if each request reads the pages that it [shares](cases.md#paged-caches); absent if none are shared."""
+    if not timed.case.shared_keys:
+        return None
+    case = replace(timed.case, pages="shuffled")
+    return compulsory_bytes(case, timed.direction, saves_lse=False)
 
 
 @metric("GB/s", rate=True, head="GB/s")
