@@ -29,6 +29,7 @@ def config(**changes):
         "latent": False,
         "page_size": None,
         "pages": None,
+        "cache_dtype": "auto",
         "lengths": None,
         "kv_lengths": None,
         "layout": "bhsd",

@@ -12,7 +12,7 @@ from test_measure import CEILINGS, machine, short_rounds  # noqa: F401  (fixture
 from attn_exp.attention.formula import formula, hidden_keys
 from attn_exp.attention.hard_values import make_inputs_of
 from attn_exp.attention.inputs import Inputs, make_inputs, paged
-from attn_exp.attention.pages import Pages, Paging, pages_of
+from attn_exp.attention.pages import CACHE_SCALE, Pages, Paging, pages_of
 from attn_exp.attention.reference import reference
 from attn_exp.backends.base import Calls, calls_of, supported_passes
 from attn_exp.backends.eager import Eager
@@ -52,7 +52,7 @@ def random_case(seed: int) -> Case:
         q_heads=kv_heads * draw.choice((1, 2)), kv_heads=kv_heads, head_dim=24, value_dim=draw.choice((8, 24)),
         causal=causal, softcap=draw.choice((None, None, 5.0)), sink=draw.random() < 0.2, latent=latent,
         layout=draw.choice(("bhsd", "bshd")), page_size=draw.choice((1, 2, 3, 7, 16, 64, 256)),
-        pages=draw.choice(PAGES), **sizes, **mask,
+        pages=draw.choice(PAGES), cache_dtype=draw.choice((None, "fp8")), **sizes, **mask,
     )  # fmt: skip
 
 
@@ -78,7 +78,10 @@ def test_what_is_computed_is_of_the_keys_that_the_table_says() -> None:
         calls = Eager("eager").prepare(one, inputs)
         read = calls.inputs
         assert isinstance(read, Inputs) and read.paging is not None
-        k, v = (by_hand(read.paging.pages, pool, one.batch) for pool in (read.k_bhsd, read.v_bhsd))
+        in_codes = one.cache_dtype is not None
+        assert (read.k_bhsd.element_size() == 1) == in_codes
+        pools = (pool.float() * CACHE_SCALE if in_codes else pool for pool in (read.k_bhsd, read.v_bhsd))
+        k, v = (by_hand(read.paging.pages, pool, one.batch) for pool in pools)
         assert torch.equal(k, inputs.k_bhsd) and torch.equal(v, inputs.v_bhsd)
         # As without pages.
         right = reference(replace(one, page_size=None), inputs, with_gradients=False, precision=torch.float64)["out"]
@@ -93,9 +96,10 @@ def test_bytes_are_those_of_the_keys_and_of_the_tables_entries_that_are_seen() -
         pages = pages_of(one, CPU)
         without = replace(one, page_size=None)
         seen = (~hidden_keys(one, 0, one.q_len, CPU)).any(0).repeat(one.batch)
-        # What one request has read does not count for the next.
+        # What one request has read does not count for the next, and codes have a byte.
         slots = pages.slots()[seen]
-        again = 4 * one.kv_heads * one.kv_dims * (len(slots) - len(slots.unique()))
+        numbers = one.kv_heads * one.kv_dims
+        fewer = numbers * (4 * len(slots) - (4 if one.cache_dtype is None else 1) * len(slots.unique()))
         entries, key = 0, 0
         for length in pages.lengths:
             own = seen[key : key + length].tolist()
@@ -104,7 +108,7 @@ def test_bytes_are_those_of_the_keys_and_of_the_tables_entries_that_are_seen() -
         for direction in ("forward", "backward", "step"):
             assert flops(one, direction) == flops(without, direction)
             more = compulsory_bytes(one, direction, saves_lse=True)
-            assert more - compulsory_bytes(without, direction, saves_lse=True) == 4 * entries - again, one
+            assert more - compulsory_bytes(without, direction, saves_lse=True) == 4 * entries - fewer, one
 
 
 class Mistaken(Honest):
@@ -152,6 +156,8 @@ class Mistaken(Honest):
                 keys = k.flatten(0, 1)[:count].unflatten(0, (case.batch, -1)).transpose(1, 2)
             if mistake == "given tensors":
                 keys = given
+            if mistake == "scale of another cache":
+                values = values * 2
             if mistake == "a stale page":
                 keys = torch.cat([before[:, :, :size], keys[:, :, size:]], dim=2)
             if mistake == "splits merged without their maximum":
@@ -167,7 +173,7 @@ class Mistaken(Honest):
 MISTAKES = [
     *("pages of another request", "pages of the first request", "table off by one", "last page left out"),
     *("values in the keys' order of heads", "all slots of the last page", "in the order of the pool", "given tensors"),
-    *("a stale page", "splits merged without their maximum"),
+    *("a stale page", "splits merged without their maximum", "scale of another cache"),
 ]
 # What only shows where requests differ, or have several queries.
 OF_REQUESTS = ["lengths of another request", "mask aligned top left"]
@@ -186,9 +192,10 @@ def test_a_mistake_in_reading_pages_is_found(mistake: str, machine: Any) -> None
 
 
 @pytest.mark.parametrize("pages", PAGES)
+@pytest.mark.parametrize("cache_dtype", [None, "fp8"])
 @pytest.mark.parametrize("sizes", [{"kv_len": 40}, UNEQUAL | {"page_size": 4}], ids=["batch", "requests"])
-def test_pages_in_any_order_are_read_right(pages: str, sizes: Any, machine: Any) -> None:  # noqa: F811
-    record = judged("none", machine, pages=pages, **sizes)
+def test_pages_in_any_order_are_read_right(pages: str, cache_dtype: Any, sizes: Any, machine: Any) -> None:  # noqa: F811
+    record = judged("none", machine, pages=pages, cache_dtype=cache_dtype, **sizes)
     assert record.status == "ok", record.reason
     of_requests, in_all = (record.metrics.get(f"forward/{name}") for name in ("min_bytes_of_requests", "min_bytes"))
     assert (of_requests is not None and in_all < of_requests) == (pages == "shared")
@@ -267,6 +274,7 @@ def test_a_case_is_typed_with_its_pages_and_who_has_none_says_so() -> None:
         ({"page_size": 0}, "page_size=0 is not a whole number of keys from 1 to 256; null is no pages"),
         ({"dtype": "float8_e4m3fn"}, "a paged cache has no fp8 here: set dtype=bf16, or page_size=null"),
         ({"batch": 1, "lengths": (1, 0), "kv_len": 1}, "must be whole positive numbers"),
+        ({"cache_dtype": "fp4"}, "cache_dtype='fp4' is neither auto nor fp8"),
         ({"pages": "random"}, "pages='random' is not one of shuffled, linear, shared"),
         ({"workload": "decoder_layer", "mlp_dim": 64, "kv_len": 1, "q_heads": 2}, "has no paged cache: set page_size"),
     ],

@@ -149,6 +149,15 @@ def test_values_that_are_channels_of_keys(child: ProcessPoolExecutor, sizes: dic
         {"q_len": 22, "kv_len": 97, "lengths": (1, 20, 1), "kv_lengths": (40, 20, 37), "page_size": 7, "sink": True},
         {"batch": 2, "q_len": 1, "kv_len": 40, "page_size": 1, "latent": True, "value_dim": 32, "kv_heads": 1},
         {"batch": 2, "q_len": 40, "kv_len": 40, "page_size": 64, "alibi": True, "softcap": 5.0},
+        {
+            "batch": 2,
+            "q_len": 3,
+            "kv_len": 50,
+            "page_size": 4,
+            "pages": "shared",
+            "dtype": "float16",
+            "cache_dtype": "fp8",
+        },
     ],
 )
 @pytest.mark.parametrize("how", ["", "overlap"])

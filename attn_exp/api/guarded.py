@@ -41,7 +41,8 @@ Outcome = Literal["not slower", "slower", "undecided"]
 # The keys of `attn-exp run` that say a case, and how its tensors are drawn.
 _OF_CASE = (
     "model", "dtype", "batch", "seq_len", "q_len", "kv_len", "embed_dim", "mask", "causal", "align", "window", "prefix",
-    "chunk", "softcap", "sink", "alibi", "bias", "latent", "page_size", "pages", "layout", "device", "seed",
+    "chunk", "softcap", "sink", "alibi", "bias", "latent", "page_size", "pages", "cache_dtype",
+    "layout", "device", "seed",
 )  # fmt: skip
 # A judgement needs timed calls, and few of them.
 _BRIEF = {"min_rounds": 2, "max_rounds": 2, "budget_s": 0.01, "patience_s": 0, "settle_s": 0}

@@ -25,7 +25,7 @@ from attn_exp.attention import hard_rows
 from attn_exp.attention.biases import biased
 from attn_exp.attention.hard_rows import Channels, Role, Rows, Treatment
 from attn_exp.attention.inputs import Inputs, Scales, make_inputs, quantised
-from attn_exp.attention.pages import share
+from attn_exp.attention.pages import as_cached
 from attn_exp.core.case.case import E4M3, INT8, NORMAL, Case
 
 # Magnitudes of k by role. At fp8 they are bounded by the scale of normal inputs, so offsets take more channels.
@@ -125,9 +125,8 @@ def draw(kind: str, case: Case, generator: torch.Generator, *, like: Inputs) -> 
         for first in range(0, case.batch, distinct):
             whole[first : first + distinct] = by_row[: case.batch - first]
     q, k, v, d_out = made
-    if case.shared_keys:
-        share(case, k)
-        share(case, v)
+    for of_keys in (k, v):
+        as_cached(case, of_keys)
     return Inputs(q, k, v, d_out, like.scales, kind, latent=case.latent)
 
 

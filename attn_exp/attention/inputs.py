@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from attn_exp.attention.pages import Paging, pages_of, share
+from attn_exp.attention.pages import Paging, as_cached, pages_of
 from attn_exp.attention.sinks import sinks_of
 from attn_exp.core.case.case import GIVEN, INT8, NORMAL, Case
 
@@ -182,7 +182,8 @@ def distribution(case: Case, kind: str = NORMAL) -> str:
         return "tensors that were given"
     if kind != NORMAL:
         return f"hard values: {kind}"
-    return _QUANTISED if case.in_codes else _DISTRIBUTION
+    cached = "" if case.cache_dtype is None else ", keys and values rounded to e4m3 codes"
+    return _QUANTISED if case.in_codes else f"{_DISTRIBUTION}{cached}"
 
 
 def make_inputs(case: Case, device: str, seed: int, *, with_gradients: bool) -> Inputs:
@@ -198,9 +199,8 @@ def make_inputs(case: Case, device: str, seed: int, *, with_gradients: bool) -> 
     k = normal(case.batch, case.kv_heads, case.kv_len, case.head_dim)
     v = k[..., : case.value_dim] if case.latent else normal(case.batch, case.kv_heads, case.kv_len, case.value_dim)
     d_out = normal(case.batch, case.q_heads, case.q_len, case.value_dim)
-    if case.shared_keys:
-        share(case, k)
-        share(case, v)
+    for of_keys in (k, v):
+        as_cached(case, of_keys)
     sinks = sinks_of(case, q.device)
     made = _codes(q, k, v, d_out) if case.in_codes else Inputs(q, k, v, d_out, sink=sinks, latent=case.latent)
     for tensor in made.leaves:

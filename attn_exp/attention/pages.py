@@ -12,6 +12,9 @@ import torch
 
 from attn_exp.core.case.case import Case
 
+# What codes of an fp8 cache are multiplied by, of keys and of values. Times a power of two they are exact in 16 bits.
+CACHE_SCALE = 2.0**-6
+_LARGEST_CODE = 448.0
 # One page of so many belongs to nobody.
 _FREE = 8
 # The order of pages, which is the same each time.
@@ -79,14 +82,30 @@ def pages_of(case: Case, device: torch.device) -> Pages:
 
 
 @torch.no_grad()
-def share(case: Case, of_keys_bhsd: torch.Tensor) -> None:
-    """Write the first request's keys or values into those of all others that lie in the same pages, in place."""
-    count = case.shared_keys
+def as_cached(case: Case, of_keys_bhsd: torch.Tensor) -> None:
+    """Give keys or values the numbers that the cache can have, in place.
+
+    Those in pages that requests share are the first request's; in an fp8 cache they are those of codes.
+    """
+    if case.cache_dtype is not None:
+        of_keys_bhsd.copy_(_numbers(_codes(of_keys_bhsd), of_keys_bhsd.dtype))
+    if not (count := case.shared_keys):
+        return
     if case.lengths is None:
         of_keys_bhsd[1:, :, :count] = of_keys_bhsd[:1, :, :count].clone()
         return
     for first in accumulate((case.kv_lengths or case.lengths)[:-1]):
         of_keys_bhsd[:, :, first : first + count] = of_keys_bhsd[:, :, :count].clone()
+
+
+def _codes(numbers: torch.Tensor) -> torch.Tensor:
+    scaled = (numbers.float() / CACHE_SCALE).clamp(-_LARGEST_CODE, _LARGEST_CODE)
+    # PyTorch does not select rows of codes.
+    return scaled.to(torch.float8_e4m3fn).view(torch.uint8)
+
+
+def _numbers(codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return (codes.view(torch.float8_e4m3fn).float() * CACHE_SCALE).to(dtype)
 
 
 class Paging:
@@ -95,6 +114,8 @@ class Paging:
     def __init__(self, case: Case, pages: Pages) -> None:
         self.pages = pages
         self._rows = case.batch
+        self._dtype: torch.dtype = getattr(torch, case.dtype)
+        self._in_codes = case.cache_dtype is not None
         # Of each key, int64 (batch, kv_len): those of packed sequences lie behind each other as the requests do.
         self.slots = pages.slots().view(case.batch, case.kv_len)
 
@@ -104,15 +125,21 @@ class Paging:
         shape, device = (self.pages.count, self.pages.page_size, heads, dim), tensor_bhsd.device
         left = torch.Generator(device).manual_seed(_SEED)
         pool = torch.randn(shape, generator=left, device=device, dtype=tensor_bhsd.dtype)
+        pool = _codes(pool).view(torch.float8_e4m3fn) if self._in_codes else pool
         self.write(pool, tensor_bhsd)
         return pool
 
     def write(self, pool: torch.Tensor, tensor_bhsd: torch.Tensor) -> None:
         """Write a tensor of keys or values into its pages of a pool."""
-        pool.data.flatten(0, 1)[self.slots.flatten()] = tensor_bhsd.detach().transpose(1, 2).flatten(0, 1)
+        rows, into = tensor_bhsd.detach().transpose(1, 2).flatten(0, 1), pool.data
+        if self._in_codes:
+            rows, into = _codes(rows), into.view(torch.uint8)
+        into.flatten(0, 1)[self.slots.flatten()] = rows
 
     def read(self, pool: torch.Tensor) -> torch.Tensor:
         """Return a copy of what lies in the pages of a pool, (batch, kv_heads, kv_len, dim)."""
-        rows = pool.flatten(0, 1).index_select(0, self.slots.flatten())
+        lying = pool.view(torch.uint8) if self._in_codes else pool
+        rows = lying.flatten(0, 1).index_select(0, self.slots.flatten())
+        rows = _numbers(rows, self._dtype) if self._in_codes else rows
         gathered: torch.Tensor = rows.unflatten(0, (self._rows, -1)).transpose(1, 2)
         return gathered

@@ -27,6 +27,7 @@ class Eager(DeclarativeBackend):
         packed=True,
         ragged=True,
         paged=True,
+        fp8_cache=True,
         value_dims="any",
     )
     transparent = True

@@ -19,6 +19,7 @@ _FEATURES = {
     "packed": ("lengths", "has no packed sequences: set lengths=null"),
     "ragged": ("kv_lengths", "has as many keys as queries in packed sequences: set kv_lengths=null"),
     "paged": ("page_size", "has no paged cache: set cache=contiguous"),
+    "fp8_cache": ("cache_dtype", "has no fp8 cache: set cache_dtype=auto"),
 }
 DEVICES = {"cuda": "NVIDIA GPUs", "cpu": "the CPU"}
 
@@ -45,6 +46,7 @@ class Supports:
         packed: packed sequences of different lengths.
         ragged: packed sequences with more keys than queries.
         paged: keys and values in pages of a pool.
+        fp8_cache: such pages with e4m3 codes.
         page_sizes: all page sizes there are; None for any.
         keyless: zeros for queries that see no key.
         head_dims: all head dimensions there are; None for every multiple of `head_dim_multiple` up to
@@ -71,6 +73,7 @@ class Supports:
     packed: bool = False
     ragged: bool = False
     paged: bool = False
+    fp8_cache: bool = False
     page_sizes: tuple[int, ...] | None = None
     keyless: bool = False
     head_dims: tuple[int, ...] | None = None
@@ -98,7 +101,7 @@ class Supports:
             words.append(pairs)
         words += ["grouped heads"] if self.grouped else []
         words += ["q != kv " + " or ".join(name.replace("_", "-") for name in self.align)] if self.align else []
-        words += [name for name in _FEATURES if getattr(self, name)]
+        words += [name.replace("_", " ") for name in _FEATURES if getattr(self, name)]
         words += ["forward only"] if self.passes == ("forward",) else []
         words += [f"{TYPED_DTYPES.get(name, name)} forward only" for name in self.forward_only]
         if self.capability or self.capabilities:

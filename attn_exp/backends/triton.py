@@ -9,6 +9,7 @@ import torch
 from attn_exp.attention.biases import alibi_slopes, bias_tensor, biased
 from attn_exp.attention.formula import own_keys, seen_keys
 from attn_exp.attention.inputs import Inputs, paged, sinks_in
+from attn_exp.attention.pages import CACHE_SCALE
 from attn_exp.backends.base import Calls, DeclarativeBackend, calls_of
 from attn_exp.backends.package import Package
 from attn_exp.backends.supports import Supports
@@ -32,6 +33,7 @@ class Triton(DeclarativeBackend):
         packed=True,
         ragged=True,
         paged=True,
+        fp8_cache=True,
         keyless=True,
         largest_head_dim=256,
         value_dims="any",
@@ -52,7 +54,8 @@ class Triton(DeclarativeBackend):
         sinks, added = sinks_in(case, inputs), biases_of(case, device)
         # One slot for each key, as in a cache of pages of one key: pages of any size have the same cost.
         slots = None if inputs.paging is None else inputs.paging.slots.int()
-        options = {"softcap": case.softcap, "sinks": sinks, "added": added, "slots": slots}
+        scale = 1.0 if case.cache_dtype is None else CACHE_SCALE
+        options = {"softcap": case.softcap, "sinks": sinks, "added": added, "slots": slots, "cache_scale": scale}
         calls = calls_of(partial(attention, **options, **mask), inputs)
         return replace(calls, build_mask=partial(mask_of, case, device)) if "bounds" in mask else calls
 

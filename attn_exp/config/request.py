@@ -42,6 +42,7 @@ _LATER_FIELDS = {
     "bias": None,
     "latent": False,
     "page_size": None,
+    "cache_dtype": None,
 }
 # An order of pages is as old as they are.
 _FIRST_PAGES = (None, "shuffled")

@@ -48,6 +48,7 @@ def forward_kernel(
     offset,
     window,
     bounds_len,
+    v_scale,
     sizes,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
@@ -73,7 +74,8 @@ def forward_kernel(
     cases for the autotuner. With BOUNDED, `key_bounds` has the first and, `bounds_len` numbers later, the last key of
     each query, for as many queries as blocks have. With SINKS, `sinks_log2` has a logit of each head in base 2, which
     every row begins with, as with a key that has no value. With ALIBI and BIASED the scores get what `added_log2` adds.
-    With PAGED keys and values are in a pool (1, kv_heads, slots, dim), and `slots` (batch, kv_len) has where each is.
+    `v_scale` is a factor of the values. With PAGED keys and values are in a pool (1, kv_heads, slots, dim), and `slots`
+    (batch, kv_len) has where each is.
 
     OVERLAP delays each block's product with v until the next block's scores are computed. The tensor cores work on it
     while the exponentials are computed (FlashAttention-3, arXiv:2407.08608, section 3.2).
@@ -114,7 +116,8 @@ def forward_kernel(
     # Not with warp_specialize=True: Triton 3.6 compiles that for Hopper, and the kernel hangs.
     for key in tl.range(begin, end, BLOCK_N):
         k_tile = load_keys(k, k_strides, slots, batch, kv_head, key, kv_len, BLOCK_N, BLOCK_D, DIM, TMA, PAGED)
-        scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
+        # No change but for codes of an fp8 cache.
+        scores = tl.dot(q_tile, tl.trans(k_tile.to(q_tile.dtype)), input_precision="ieee")
         if SOFTCAPPED:
             scores = tanh(scores * inner, PRECISE=q_tile.dtype == tl.float32)
         if ALIBI or BIASED:
@@ -145,7 +148,9 @@ def forward_kernel(
                 v, v_strides, slots, batch, kv_head, before, kv_len, BLOCK_N, BLOCK_DV, VALUE_DIM, TMA, PAGED
             )
             weights_before = pending.to(q_tile.dtype, bitcast=True)
-            total = tl.dot(weights_before, v_tile, total * pending_rescale[:, None], input_precision="ieee")
+            total = tl.dot(
+                weights_before, v_tile.to(q_tile.dtype), total * pending_rescale[:, None], input_precision="ieee"
+            )
         new_max = tl.maximum(row_max, tl.max(scores, 1) * factor)
         # Until a row sees a key its maximum is -inf, and -inf - -inf is NaN.
         shift = tl.where(new_max == -float("inf"), 0.0, new_max)
@@ -160,18 +165,22 @@ def forward_kernel(
             v_tile = load_keys(
                 v, v_strides, slots, batch, kv_head, key, kv_len, BLOCK_N, BLOCK_DV, VALUE_DIM, TMA, PAGED
             )
-            total = tl.dot(weights.to(q_tile.dtype), v_tile, total * rescale[:, None], input_precision="ieee")
+            total = tl.dot(
+                weights.to(q_tile.dtype), v_tile.to(q_tile.dtype), total * rescale[:, None], input_precision="ieee"
+            )
     if OVERLAP:
         last_block = begin + tl.maximum(end - 1 - begin, 0) // BLOCK_N * BLOCK_N
         v_tile = load_keys(
             v, v_strides, slots, batch, kv_head, last_block, kv_len, BLOCK_N, BLOCK_DV, VALUE_DIM, TMA, PAGED
         )
         weights_before = pending.to(q_tile.dtype, bitcast=True)
-        total = tl.dot(weights_before, v_tile, total * pending_rescale[:, None], input_precision="ieee")
+        total = tl.dot(
+            weights_before, v_tile.to(q_tile.dtype), total * pending_rescale[:, None], input_precision="ieee"
+        )
     blind = row_sum == 0.0
     row_sum = tl.where(blind, 1.0, row_sum)
     store_tile(
-        total * (1.0 / row_sum)[:, None],
+        total * (v_scale / row_sum)[:, None],
         out,
         out_strides,
         batch,

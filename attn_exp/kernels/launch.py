@@ -76,13 +76,14 @@ def launch_forward(
     *,
     sinks_log2: torch.Tensor | None = None,
     slots: torch.Tensor | None = None,
+    v_scale: float = 1.0,
     config: triton.Config | None = None,
     tma: bool | None = None,
 ) -> None:
     """Fill `out_bhsd` and `lse_log2` (batch, q_heads, q_len); if `config` is None the autotuner chooses.
 
     `sinks_log2` (q_heads) in float32 are logits of base 2 that join each row's sum; the backward needs only the sum.
-    With `slots` (batch, kv_len) keys and values are pools (1, kv_heads, slots, dim).
+    With `slots` (batch, kv_len) keys and values are pools (1, kv_heads, slots, dim). `v_scale` is a factor of values.
     """
     batch, q_heads, q_len, _ = q_bhsd.shape
     # The copy engine reads rows that lie behind each other.
@@ -105,6 +106,7 @@ def launch_forward(
         sinks_log2=sinks_log2,
         SINKS=sinks_log2 is not None,
         slots=slots,
+        v_scale=v_scale,
         PAGED=slots is not None,
         **_common(q_bhsd, k_bhsd, v_bhsd, scores, tma, kv_len=None if slots is None else slots.shape[1]),
     )

@@ -30,6 +30,7 @@ def attention(
     sinks: torch.Tensor | None = None,
     added: Added | None = None,
     slots: torch.Tensor | None = None,
+    cache_scale: float = 1.0,
 ) -> torch.Tensor:
     """Compute softmax(scores) v with scores = scale * q kT, differentiable in q, k, v and the sinks.
 
@@ -51,6 +52,7 @@ def attention(
         slots: the position of each key, int32 (batch, kv_len), if `k_bhsd` and `v_bhsd` are pools (pages, page_size,
             kv_heads, dim): page x page_size + place in the page. There is no backward then. Slots outside of the pool
             are not detected, since that would wait for the GPU.
+        cache_scale: factor of the numbers in the pools.
 
     Returns:
         (batch, q_heads, q_len, value_dim), with q's memory layout if their dimensions are equal.
@@ -67,7 +69,7 @@ def attention(
         raise ValueError("the last dimension of q, k and v must be contiguous: call .contiguous() first")
     head_dim, q_len = q_bhsd.shape[3], q_bhsd.shape[2]
     kv_len = k_bhsd.shape[2] if slots is None else slots.shape[1]
-    scale = head_dim**-0.5 if scale is None else scale
+    scale = (head_dim**-0.5 if scale is None else scale) * cache_scale
     offset = kv_len - q_len if offset is None else offset
     added = Added() if added is None else added
     if window is not None:
@@ -76,7 +78,7 @@ def attention(
     numbers = (added.slopes_log2, added.own_keys, added.bias)
     options = (sinks, *numbers, *mask, scale, causal, offset, window, softcap)
     if slots is not None:
-        paged_out: torch.Tensor = _paged_forward(q_bhsd, k_bhsd, v_bhsd, slots, *options)
+        paged_out: torch.Tensor = _paged_forward(q_bhsd, k_bhsd, v_bhsd, slots, cache_scale, *options)
         return paged_out
     out: torch.Tensor = _forward(q_bhsd, k_bhsd, v_bhsd, *options)[0]
     return out
@@ -88,6 +90,7 @@ def _paged_forward(
     k: torch.Tensor,
     v: torch.Tensor,
     slots: torch.Tensor,
+    v_scale: float,
     sinks: torch.Tensor | None,
     slopes_log2: torch.Tensor | None,
     own_keys: torch.Tensor | None,
@@ -105,7 +108,7 @@ def _paged_forward(
     added, bounds = Added(slopes_log2, own_keys, bias), _bounds(key_bounds, query_bounds, pairs)
     scores = Scores(scale, causal, offset, window, softcap, bounds, added)
     with torch.cuda.device_of(q):
-        launch_forward(q, k, v, out, lse_log2, scores, sinks_log2=_log2(sinks), slots=slots)
+        launch_forward(q, k, v, out, lse_log2, scores, sinks_log2=_log2(sinks), slots=slots, v_scale=v_scale)
     return out
 
 

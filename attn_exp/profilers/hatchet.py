@@ -1,14 +1,13 @@
 """Read the hatchet trees of Triton's Proton: a scope for each pass, its kernels, and possibly their source lines."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from attn_exp.core.record.profile import ProfiledKernel
 
-TREE = "proton.hatchet"
 _TIME = "time (ns)"
 _SAMPLES = "num_samples"
 _STALLED = "num_stalled_samples"
@@ -37,17 +36,6 @@ def read_tree(path: Path) -> dict[str, Any]:
     """Return the root of the tree in a hatchet file: nodes with a frame, children, and possibly metrics."""
     root: dict[str, Any] = json.loads(path.read_bytes())[0]
     return root
-
-
-def joined(trees: Mapping[str, Path]) -> bytes:
-    """Return the trees of several hatchet files as one file, each below a scope of its name."""
-    files = {name: json.loads(path.read_bytes()) for name, path in trees.items()}
-    first, *devices = next(iter(files.values()))
-    scopes = [
-        {"frame": {"name": name, "type": "function"}, "metrics": {}, "children": root["children"]}
-        for name, (root, *_) in files.items()
-    ]
-    return json.dumps([{**first, "children": scopes}, *devices]).encode()
 
 
 def kernels_of(root: dict[str, Any], direction: str, calls: int) -> tuple[ProfiledKernel, ...]:

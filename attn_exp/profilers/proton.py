@@ -9,10 +9,10 @@ import torch
 
 from attn_exp.backends.package import Package, Unavailable
 from attn_exp.core.files import write_whole
-from attn_exp.core.record.profile import Profile, ProfiledKernel
+from attn_exp.core.record.profile import TREE, Profile, ProfiledKernel
 from attn_exp.core.record.roofline import work_of
 from attn_exp.profilers.base import ProcessLost, Subject, csv_text, kernels_csv, profile_apart
-from attn_exp.profilers.hatchet import TREE, Line, kernels_of, lines_of, rates, read_tree
+from attn_exp.profilers.hatchet import Line, kernels_of, lines_of, rates, read_tree
 from attn_exp.timers.call import synchronize
 
 PACKAGE = Package("triton", "triton.profiler", "pip install 'triton>=3.6,<3.8'")

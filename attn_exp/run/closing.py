@@ -4,15 +4,16 @@ Nothing that fails here may cost the records and tables, which the sweep was run
 """
 
 import contextlib
+import json
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attn_exp.core.errors import first_line
 from attn_exp.core.files import read_whole, write_whole
 from attn_exp.core.host.process import without_collections
-from attn_exp.core.record.profile import profile_folder
+from attn_exp.core.record.profile import TREE, profile_folder
 from attn_exp.results.read import Sweep
 from attn_exp.results.result import Result, named
 from attn_exp.results.store import user_path
@@ -119,8 +120,6 @@ def write_pages(results: Sequence[Result], say: Callable[[str], None]) -> dict[s
 
 def write_tree(results: Sequence[Result], folder: Path, say: Callable[[str], None]) -> list[Path]:
     """Write the trees of all jobs that Proton profiled as one, with a scope for each job; return its path."""
-    from attn_exp.profilers.hatchet import TREE, joined
-
     trees = {
         f"{one.label} {one.case.label()}": profile_folder(one.path.parent, "proton") / TREE for one in named(results)
     }
@@ -130,3 +129,14 @@ def write_tree(results: Sequence[Result], folder: Path, say: Callable[[str], Non
             write_whole(folder / TREE, joined(trees))
             return [folder / TREE]
     return []
+
+
+def joined(trees: Mapping[str, Path]) -> bytes:
+    """Return the trees of several hatchet files as one file, each below a scope of its name."""
+    files = {name: json.loads(path.read_bytes()) for name, path in trees.items()}
+    first, *devices = next(iter(files.values()))
+    scopes = [
+        {"frame": {"name": name, "type": "function"}, "metrics": {}, "children": root["children"]}
+        for name, (root, *_) in files.items()
+    ]
+    return json.dumps([{**first, "children": scopes}, *devices]).encode()

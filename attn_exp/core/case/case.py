@@ -95,6 +95,8 @@ class Case:
         pages: where the pages of a paged cache lie in the pool: `shuffled`, `linear` (behind each other) or `shared`:
             shuffled, and all requests have the same pages for the first half of what the shortest one fills. None
             without pages.
+        cache_dtype: `fp8` for a paged cache of e4m3 codes, with one scale for keys and one for values, that are known
+            in advance, as in a server; None for a cache of the case's dtype.
         layout: the memory layout of tensors: `bhsd`, or `bshd` with the heads of a token adjacent.
         workload: the transformer block around the attention, q_heads x head_dim wide; None for attention without a
             block.
@@ -128,6 +130,7 @@ class Case:
     kv_lengths: tuple[int, ...] | None = None
     page_size: int | None = None
     pages: str | None = None
+    cache_dtype: str | None = None
     layout: str = "bhsd"
     workload: str | None = None
     mlp_dim: int | None = None
@@ -165,6 +168,9 @@ class Case:
             self._check_pages(self.page_size)
         # Records that are older than the field had shuffled pages.
         object.__setattr__(self, "pages", None if self.page_size is None else self.pages or PAGES[0])
+        object.__setattr__(self, "cache_dtype", None if self.page_size is None else self.cache_dtype)
+        if self.cache_dtype not in (None, "fp8"):
+            raise UserError(f"cache_dtype={self.cache_dtype!r} is neither auto nor fp8")
         if self.layout not in LAYOUTS:
             raise UserError(f"layout={self.layout!r} is not one of {', '.join(LAYOUTS)}")
         if self.lengths is not None:
@@ -428,6 +434,7 @@ class Case:
         more += ["latent"] if self.latent else []
         more += [f"page{self.page_size}"] if self.page_size is not None else []
         more += [self.pages] if self.pages not in (None, PAGES[0]) else []
+        more += [f"{self.cache_dtype} cache"] if self.cache_dtype is not None else []
         if self.lengths is not None:
             more.append(f"{len(self.lengths)} {'packed' if self.kv_lengths is None else 'requests'}")
         more += [self.layout] if self.layout != LAYOUTS[0] else []

@@ -74,13 +74,15 @@ def case_from_config(config: dict[str, Any]) -> Case:
         "kv_lengths": kv_lengths,
         "page_size": config["page_size"],
         "pages": config["pages"],
+        "cache_dtype": None if config["cache_dtype"] == "auto" else config["cache_dtype"],
         "layout": config["layout"],
         "workload": None if no_block else str(config["workload"]),
         "mlp_dim": None if no_block else config["mlp_dim"],
     }
     case = Case(**sizes)
-    if config["pages"] is not None and case.page_size is None:
-        raise UserError(f"pages={config['pages']} is of a paged cache: set cache=paged, or pages=null")
+    for key, unset in (("pages", None), ("cache_dtype", "auto")):
+        if config[key] != unset and case.page_size is None:
+            raise UserError(f"{key}={config[key]} is of a paged cache: set cache=paged, or {key}={unset or 'null'}")
     if case.pages == "shared" and not case.shared_keys:
         raise UserError("pages=shared needs two requests that fill two pages each: set batch=2, or a smaller page_size")
     return case

@@ -156,8 +156,12 @@ def compulsory_bytes(case: Case, direction: str, *, saves_lse: bool) -> int:
     if case.page_size is not None:
         # The block table has 32 bits for each page.
         table = 4 * case.batch * seen_pages(case, case.page_size)
-        again = size * case.kv_heads * case.kv_dims * keys_read_again(case)
-        return table - again + compulsory_bytes(replace(case, page_size=None), direction, saves_lse=saves_lse)
+        once = case.batch * seen_keys(case) - keys_read_again(case)
+        # Instead of those of a contiguous cache.
+        bytes_of_key = case.kv_heads * case.kv_dims * (1 if case.cache_dtype else size)
+        other = size * case.batch * case.kv_heads * seen_keys(case) * case.kv_dims
+        without = compulsory_bytes(replace(case, page_size=None), direction, saves_lse=saves_lse)
+        return table + bytes_of_key * once - other + without
     if case.bias is not None:
         numbers = unmasked_pairs(case) * case.bias_heads
         return size * numbers + compulsory_bytes(replace(case, bias=None), direction, saves_lse=saves_lse)

@@ -37,6 +37,7 @@ def kind_of(case: Case) -> dict[str, Any]:
         "latent": case.latent,
         "page_size": case.page_size,
         "pages": case.pages,
+        "cache_dtype": case.cache_dtype,
         "workload": case.workload or "attention",
     }
 

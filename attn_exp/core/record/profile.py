@@ -6,6 +6,8 @@ from typing import Literal
 
 # The folder of profiles in a job's folder: `profiles/PROFILER/FILE`.
 FOLDER = "profiles"
+# Proton's tree in a job's folder, and those of all jobs in the sweep's.
+TREE = "proton.hatchet"
 
 # The file in which a profiler's own process returns its profile.
 RESULT_NAME = "profile.json"
