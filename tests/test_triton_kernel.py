@@ -166,6 +166,23 @@ def test_keys_in_pages(child: ProcessPoolExecutor, sizes: dict[str, Any], how: s
     _assert_close(child.submit(_paged_errors, in_pages, how).result(), in_pages)
 
 
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"batch": 2, "q_len": 1},
+        {"q_len": 3, "causal": True, "kv_len": 700, "kv_heads": 1, "value_dim": 24},
+        {"q_len": 5, "causal": True, "align": "top_left", "dtype": "float16", "layout": "bshd"},
+        {"q_len": 2, "batch": 3, "page_size": 16, "dtype": "float16"},
+        {"q_len": 4, "batch": 2, "page_size": 7, "causal": True, "pages": "shared", "cache_dtype": "fp8"},
+        {"q_len": 1, "kv_len": 257, "page_size": 1, "latent": True, "value_dim": 32, "kv_heads": 1},
+    ],
+)
+def test_keys_that_are_split_over_programs(child: ProcessPoolExecutor, sizes: dict[str, Any]) -> None:
+    few = case(**{"q_heads": 4, "kv_heads": 2, "kv_len": 1000, "head_dim": 40} | sizes)
+    errors = child.submit(_decoded_errors, few).result()
+    _assert_close(errors, few)
+
+
 def test_the_same_inputs_give_the_same_bits(child: ProcessPoolExecutor) -> None:
     assert child.submit(_repeats_bitwise).result()
 
@@ -309,6 +326,21 @@ def _paged_errors(checked: Case, how: str) -> dict[str, float]:
     finally:
         tuning.configs_of = before
         tuning.autotuned.cache_clear()
+    return {"out": _difference(out, reference(checked, inputs, with_gradients=False)["out"])}
+
+
+def _decoded_errors(checked: Case) -> dict[str, float]:
+    from attn_exp.backends.triton import Triton
+    from attn_exp.kernels import decode, triton_attention
+
+    called, real = [], triton_attention.decode
+    triton_attention.decode = lambda *arguments: (called.append(len(arguments)), real(*arguments))[1]
+    inputs = make_inputs(checked, "cpu", 7, with_gradients=False)
+    try:
+        out = Triton("triton").prepare(checked, inputs).forward()
+    finally:
+        triton_attention.decode = real
+    assert called and checked.kv_len >= decode.LEAST_KEYS
     return {"out": _difference(out, reference(checked, inputs, with_gradients=False)["out"])}
 
 

@@ -13,7 +13,7 @@ from attn_exp.attention.pages import CACHE_SCALE
 from attn_exp.backends.base import Calls, DeclarativeBackend, calls_of
 from attn_exp.backends.package import Package
 from attn_exp.backends.supports import Supports
-from attn_exp.core.case.case import Case
+from attn_exp.core.case.case import CAUSAL_MASKS, Case
 from attn_exp.core.case.flops import unmasked_pairs
 
 
@@ -41,7 +41,7 @@ class Triton(DeclarativeBackend):
     )
     generates_triton = True
     package = Package("triton", "triton", "pip install triton")
-    claims = {("cuda", "forward"): r"^forward_kernel", ("cuda", "backward"): r"^(dkdv_kernel|dq_kernel)"}
+    claims = {("cuda", "forward"): r"^(forward_kernel|decode_)", ("cuda", "backward"): r"^(dkdv_kernel|dq_kernel)"}
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
         """Return the operator's calls; Triton compiles and tunes in the first calls."""
@@ -56,8 +56,19 @@ class Triton(DeclarativeBackend):
         slots = None if inputs.paging is None else inputs.paging.slots.int()
         scale = 1.0 if case.cache_dtype is None else CACHE_SCALE
         options = {"softcap": case.softcap, "sinks": sinks, "added": added, "slots": slots, "cache_scale": scale}
+        options["decodes"] = not inputs.q_bhsd.requires_grad and _decodes(case)
         calls = calls_of(partial(attention, **options, **mask), inputs)
         return replace(calls, build_mask=partial(mask_of, case, device)) if "bounds" in mask else calls
+
+
+def _decodes(case: Case) -> bool:
+    """Whether a case has few queries for many keys, and no other mask or score than a causal one."""
+    from attn_exp.kernels.decode import LARGEST_ROWS, LEAST_KEYS
+
+    rows = case.q_heads // case.kv_heads * case.q_len
+    masked = case.lengths is not None or any(getattr(case, name) is not None for name in CAUSAL_MASKS)
+    scored = case.softcap is not None or case.sink or biased(case)
+    return rows <= LARGEST_ROWS and case.kv_len >= LEAST_KEYS and not (scored or (masked and not case.dense))
 
 
 def biases_of(case: Case, device: torch.device) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from attn_exp.kernels.bounds import LOG2_E, Added, Bounds
+from attn_exp.kernels.decode import decode
 from attn_exp.kernels.launch import Scores, launch_dkdv, launch_dq, launch_forward, launch_rows
 
 # Positions and their differences are 32-bit in the kernels.
@@ -31,6 +32,7 @@ def attention(
     added: Added | None = None,
     slots: torch.Tensor | None = None,
     cache_scale: float = 1.0,
+    decodes: bool = False,
 ) -> torch.Tensor:
     """Compute softmax(scores) v with scores = scale * q kT, differentiable in q, k, v and the sinks.
 
@@ -53,6 +55,8 @@ def attention(
             kv_heads, dim): page x page_size + place in the page. There is no backward then. Slots outside of the pool
             are not detected, since that would wait for the GPU.
         cache_scale: factor of the numbers in the pools.
+        decodes: split the keys over programs (attn_exp/kernels/decode.py): forward only, for few queries and no other
+            mask or score than `causal`.
 
     Returns:
         (batch, q_heads, q_len, value_dim), with q's memory layout if their dimensions are equal.
@@ -74,6 +78,9 @@ def attention(
     added = Added() if added is None else added
     if window is not None:
         window = min(window, _LARGEST_POSITION)
+    if decodes:
+        decoded: torch.Tensor = decode(q_bhsd, k_bhsd, v_bhsd, slots, scale, cache_scale, causal, offset)
+        return decoded
     mask = (None, None, 0) if bounds is None else (bounds.keys, bounds.queries, bounds.pairs)
     numbers = (added.slopes_log2, added.own_keys, added.bias)
     options = (sinks, *numbers, *mask, scale, causal, offset, window, softcap)
