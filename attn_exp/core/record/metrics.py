@@ -310,6 +310,12 @@ def attention_flops(timed: TimedPass) -> Value:
     return (timed.work.attention_flops or None) if timed.measured.work is not None else None
 
 
+@metric("us")
+def us_per_token(timed: TimedPass) -> Value:
+    """The median over the queries of the call: what decoding takes for a token."""
+    return timed.summary.median_us / (timed.case.batch * timed.case.q_len)
+
+
 @metric("byte")
 def min_bytes(timed: TimedPass) -> Value:
     """Compulsory bytes: every input read once, every output written once."""
