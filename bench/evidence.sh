@@ -59,6 +59,12 @@ step_flux_blocks() {
   keep flux_blocks backends
   python3 "$root/bench/whole_dit.py" multirun/flux_blocks | tee "$out/backends/whole_dit.txt"
 }
+# Decoding from paged caches, and what pages and their order cost.
+step_serving() {
+  attn -m +experiment=serving sweep=serving save_plots=false
+  keep serving serving
+  python3 "$root/bench/pages_cost.py" multirun/serving | tee "$out/serving/pages_cost.txt"
+}
 step_compile() { attn -m +experiment=compile sweep=compile save_plots=false; keep compile backends; }
 # torch.utils.benchmark.Timer beside our own timing, and orders of preference.
 step_options() {
