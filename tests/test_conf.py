@@ -56,6 +56,12 @@ def test_a_file_begins_with_a_line_that_says_what_it_is(path):
         assert f"+experiment={path.stem}" in says
 
 
+def test_documents_share_out_all_tokens():
+    for tokens in (16, 100, 8191):
+        case = request("mask=document", f"seq_len={tokens}").case
+        assert len(case.lengths) == 4 and sum(case.lengths) == case.q_len == tokens
+
+
 @pytest.mark.parametrize(("group", "choice"), CHOICES, ids="/".join)
 def test_every_choice_makes_a_job(group, choice):
     name = yaml.safe_load((CONF / group / f"{choice}.yaml").read_text()).get("name")

@@ -108,6 +108,9 @@ def prepare_hydra(sweep: str, overrides: Sequence[str] = ()) -> None:
 
     OmegaConf.register_new_resolver("default_sweep", lambda: sweep, replace=True)
     small = no_gpu(overrides)
+    OmegaConf.register_new_resolver(
+        "documents", lambda n: [n // 2, n // 4, n // 8, n - n // 2 - n // 4 - n // 8], replace=True
+    )
     OmegaConf.register_new_resolver("by_host", lambda gpu, cpu: cpu if small else gpu, replace=True)
     # hydra-ray-launcher, if it is installed, stores a schema named like our file, and Hydra would validate our file
     # with it. Plugins store their schemas when Hydra first searches for them.
