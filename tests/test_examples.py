@@ -19,8 +19,8 @@ from attn_exp.results.read import read_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
-# The second one has what a search needs.
-TESTS = (Path(__file__), Path(__file__).with_name("test_search.py"))
+# The others have what their examples need.
+TESTS = tuple(Path(__file__).with_name(f"test_{name}.py") for name in ("examples", "search", "pick"))
 SMALL = tuple(word for word in cli.QUICK if not word.startswith(("batch=", "passes=")))
 
 

@@ -1,7 +1,11 @@
 """`attn-exp pick`: which backend a table picks where, and what it refuses."""
 
 import hashlib
+import json
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,6 +17,8 @@ from attn_exp.core.dispatch.choice import Chooser
 from attn_exp.core.dispatch.table import read_table, write_table
 from attn_exp.core.errors import UserError
 from attn_exp.core.record.request import Compile
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def records(lengths=(512, 1024, 2048, 4096, 8192, 16384), **more):
@@ -146,9 +152,31 @@ def test_the_command_writes_a_table_that_is_read(sweep, call, tmp_path):
     assert "pick s" in table.made_by
 
 
+def test_an_engine_gets_every_case_and_backend_and_reads_them_without_torch(sweep, call, tmp_path):
+    paged = [sweeps.case(batch=batch, q_len=1, kv_len=4096, causal=True, page_size=16) for batch in (1, 32)]
+    times = {"flashinfer": 100.0, "fa3": 150.0}
+    made = [sweeps.job(name, us, None, of=one) for one in paged for name, us in times.items()]
+    sweep(made, "serving")
+    out = tmp_path / "picks.json"
+    code, _, err = call("pick", "serving", "target=json", f"out={out}", f"folder={tmp_path}")
+    assert code == 0, err
+    whole = json.loads(out.read_text())
+    assert (whole["schema"], whole["version"]) == ("attn_exp.picks", 1)
+    assert [cell["case"]["page_size"] for cell in whole["cells"]] == [16, 16]
+    loader = ROOT / "examples" / "load_picks.py"
+    ran = subprocess.run(
+        [sys.executable, "-I", loader, out, "batch=24", "kv_len=8192", "page_size=16", "dtype=bfloat16"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert ran.stdout == "flashinfer, 1.50 x as fast as fa3: measured at [32, 1, 4096]\n"
+    with pytest.raises(UserError, match="is not a dispatch table"):
+        read_table(out)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (["pick", "s", "target=vllm"], "target=vllm"),
         (["pick", "s", "backends=triton"], "no record is of triton: the backends are cudnn, flash"),
         (["pick", "s", "out=."], "out=. is a folder"),
         (["pick", "s", "out=none/t.json"], "cannot write none/t.json"),

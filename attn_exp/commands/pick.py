@@ -17,29 +17,40 @@ if TYPE_CHECKING:
     from attn_exp.core.dispatch.table import Bucket, DispatchTable
 
 SKIPPED = 3
-TABLE = "table.json"
+# The file that is written by default for each target.
+TARGETS = {"sdpa": "table.json", "json": "picks.json"}
 
 
 def run(given: Arguments) -> int:
     """Write the table and print what is in it; return the exit code."""
     from attn_exp.compare.picks import pick
-    from attn_exp.core.dispatch.table import write_table
+    from attn_exp.core.dispatch.table import write_export, write_table
     from attn_exp.results.read import read_folder, sweep_folders
 
-    out = Path(given.get("out", TABLE))
+    target = given.get("target", "sdpa")
+    if target not in TARGETS:
+        raise UserError(f"target={target} is none of {', '.join(TARGETS)}")
+    out = Path(given.get("out", TARGETS[target]))
     if out.is_dir():
-        raise UserError(f"out={out} is a folder: write a file, out={out / TABLE}")
+        raise UserError(f"out={out} is a folder: write a file, out={out / TARGETS[target]}")
     with LiveLine() as line:
         line.show(f"reading {', '.join(given.words)}")
         sweeps = [read_folder(folder) for folder in sweep_folders(given.words, Path(given.get("folder", "multirun")))]
         made_by = redacted(shlex.join(("attn-exp", "pick", *given.command)))
-        picked = pick(sweeps, backends=given.get("backends", ()), where=given.get("where"), made_by=made_by)
+        picked = pick(
+            sweeps,
+            backends=given.get("backends", ()),
+            where=given.get("where"),
+            made_by=made_by,
+            every=target == "json",
+        )
         lines = summary(picked.table)
-        write_table(picked.table, out)
+        (write_export if target == "json" else write_table)(picked.table, out)
     print("\n".join(lines))
     for note in picked.notes:
         print(note, file=sys.stderr)
-    print(f"{out} is written: attn_exp.dispatch.load({str(out)!r}) uses it", file=sys.stderr)
+    uses = "docs/picking.md has its fields" if target == "json" else f"attn_exp.dispatch.load({str(out)!r}) uses it"
+    print(f"{out} is written: {uses}", file=sys.stderr)
     broken = [sentence for sweep in sweeps for sentence in sweep.broken]
     for sentence in broken:
         print(f"skipped: {sentence}", file=sys.stderr)
@@ -78,6 +89,7 @@ COMMAND = Command(
     examples=(
         ("attn-exp pick first out=table.json", "all that the sweep measured"),
         ("attn-exp pick first,second out=table.json backends=flash,cudnn", "of two sweeps, and of two backends"),
+        ("attn-exp pick first target=json", "for an engine: paged caches, packed requests and all backends as well"),
         ("attn-exp pick first where='head_dim == 128'", "some of its shapes, into table.json"),
     ),
     positional=Positional(
@@ -88,7 +100,11 @@ COMMAND = Command(
         example="attn-exp pick first",
     ),
     options=(
-        Option(name="out", value="FILE", help="the file to write", default=TABLE),
+        Option(
+            name="target", value="TARGET", choices=tuple(TARGETS), default="sdpa",
+            help="sdpa: a table for attn_exp.dispatch.load; json: all measured cases and backends, for other programs",
+        ),
+        Option(name="out", value="FILE", help="the file to write", default=" or ".join(TARGETS.values())),
         Option(
             name="backends", value="NAME,...", help="the backends that may be picked", read=names,
             default="all that a model can call",

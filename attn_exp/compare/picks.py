@@ -39,17 +39,23 @@ class Picked:
 
 
 def pick(
-    sweeps: Sequence[Sweep], *, backends: Sequence[str] = (), where: str | None = None, made_by: str = ""
+    sweeps: Sequence[Sweep],
+    *,
+    backends: Sequence[str] = (),
+    where: str | None = None,
+    made_by: str = "",
+    every: bool = False,
 ) -> Picked:
     """Return the dispatch table of sweeps, which were read from folders.
 
-    Only the named `backends` may be picked; without names all that a model can call.
+    Only the named `backends` may be picked; without names all that a model can call through SDPA, or with `every` all
+    there are. With `every` cases are as they were measured, those that no call of SDPA has among them.
 
     Raises:
         UserError: nothing can be picked, or records are of several environments.
     """
     left_out = Counter[str]()
-    may = [tuple(one for one in sweep.results if _may(one, backends, left_out)) for sweep in sweeps]
+    may = [tuple(one for one in sweep.results if _may(one, backends, left_out, every=every)) for sweep in sweeps]
     together = labelled([replace(sweep, results=kept) for sweep, kept in zip(sweeps, may, strict=True)])
     results = results_of(together)
     if where and results:
@@ -78,7 +84,10 @@ def pick(
             continue
         rivals = compare_rivals(together, cells, metric[mode], spreads, duels_of=lambda: settlements)
         found = [_bucket(mode, group, metric[mode], spreads) for group in by_group(rivals.rows)]
-        buckets += _once(one for one in found if one is not None)
+        measured_here = [one for one in found if one is not None]
+        if not every:
+            measured_here = _once(replace(one, case=normalised(one.case)) for one in measured_here)
+        buckets += measured_here
     used = {label for bucket in buckets for label in bucket.times_us}
     behind = [one for one in measured if one.label in used]
     table = DispatchTable(
@@ -91,20 +100,22 @@ def pick(
     return Picked(table, tuple(notes))
 
 
-def _may(result: Result, backends: Sequence[str], left_out: Counter[str]) -> bool:
-    """Return whether a model could call what was measured; `left_out` counts why not."""
+def _may(result: Result, backends: Sequence[str], left_out: Counter[str], *, every: bool) -> bool:
+    """Return whether a model, or with `every` any program, could call what was measured; `left_out` counts why not."""
     name, target = str(result.backend["name"]), str(result.backend.get("_target_"))
     reason = inexpressible(result.case)
-    checks = (
+    always = (
         (bool(backends) and name not in backends, ""),
+        (result.measuring.inputs != "normal", f"inputs={result.measuring.inputs}"),
+    )
+    of_models = (
         (reason is not None, f"{reason}, which no call of SDPA has"),
         (target not in backend_options(), "their backend does not come with attn_exp"),
         (not result.about.function, "their backend is no function of q, k and v"),
         (result.compile.mode != "none", "compiled by themselves: a model is compiled as a whole"),
         (bool(result.backend.get("deterministic")), "deterministic=true, which PyTorch has a switch for"),
-        (result.measuring.inputs != "normal", f"inputs={result.measuring.inputs}"),
     )
-    for applies, why in checks:
+    for applies, why in always if every else (*always, *of_models):
         if applies:
             if why:
                 left_out[why] += 1
@@ -156,7 +167,7 @@ def _bucket(mode: Mode, group: Sequence[Ranking], metric: ChosenMetric, spreads:
     best = min(won, key=lambda row: (row.cell.value or 0.0) * math.exp(row.cell.half or 0.0)) if tied else won[0]
     return Bucket(
         mode=mode,
-        case=normalised(best.cell.result.case),
+        case=best.cell.result.case,
         pick=best.label,
         undecided=tuple(sorted(row.label for row in won)) if tied else (),
         margin=_margin(best, won, valued, metric, spreads),

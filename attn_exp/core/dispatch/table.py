@@ -13,6 +13,8 @@ from attn_exp.core.errors import NOT_DECODED, UserError, brief
 from attn_exp.core.files import SHORT_BYTES, read_whole, write_whole
 
 SCHEMA = 1
+# The plain file for other programs; docs/picking.md has its fields.
+EXPORT_SCHEMA, EXPORT_VERSION = "attn_exp.picks", 1
 # A model's use of attention, and the pass whose time decides: training runs forward and backward.
 Mode = Literal["inference", "training"]
 MODES: dict[Mode, str] = {"inference": "forward", "training": "step"}
@@ -116,7 +118,18 @@ def facts_of(device: str, environment: Mapping[str, Any], packages: Iterable[str
 def write_table(table: DispatchTable, path: Path) -> None:
     """Write a table with its schema and a hash of its content. Raises UserError if the file cannot be written."""
     content = msgspec.to_builtins(table)
-    whole = {"schema": SCHEMA, "sha256": _hash(content), "table": content}
+    _write({"schema": SCHEMA, "sha256": _hash(content), "table": content}, path)
+
+
+def write_export(table: DispatchTable, path: Path) -> None:
+    """Write what other programs need of a table as plain JSON. Raises UserError if the file cannot be written."""
+    kept = ("mode", "case", "pick", "undecided", "margin", "times_us", "halves")
+    cells = [{name: one[name] for name in kept} for one in msgspec.to_builtins(table.buckets)]
+    head = {"schema": EXPORT_SCHEMA, "version": EXPORT_VERSION, "made_by": table.made_by}
+    _write({**head, "fingerprint": table.fingerprint, "cells": cells}, path)
+
+
+def _write(whole: Mapping[str, Any], path: Path) -> None:
     try:
         write_whole(path, msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n")
     except OSError as error:
