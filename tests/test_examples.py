@@ -205,3 +205,8 @@ def test_a_profiler_of_one_s_own(tmp_path):
     assert any("formula" in kernel.name for kernel in profile.kernels)
     job = tmp_path / "multirun" / "a" / record.request.job
     assert (profile_folder(job, "python_calls") / "forward.txt").read_text()
+
+
+def test_a_decoder_with_picks_and_without(tmp_path):
+    printed = ran([sys.executable, EXAMPLES / "decode_model.py"], tmp_path)
+    assert printed.count(" tokens/s") == 2 and "x as fast [" in printed

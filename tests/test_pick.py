@@ -152,6 +152,16 @@ def test_the_command_writes_a_table_that_is_read(sweep, call, tmp_path):
     assert "pick s" in table.made_by
 
 
+def test_a_table_of_decoding_is_asked_by_a_call_of_one_query(sweep):
+    """A kernel measured bottom-right under a causal mask is that of a call without one."""
+    decoding = sweeps.case(batch=4, q_len=1, kv_len=4096, causal=True)
+    made = [sweeps.job(name, us, None, of=decoding) for name, us in (("flash", 50.0), ("cudnn", 40.0))]
+    chooser = Chooser(pick([sweep(made)]).table)
+    asked = replace(decoding, causal=False)
+    assert (chooser.choice(asked, "inference").label, chooser.choice(asked, "inference").how) == ("cudnn", "measured")
+    assert chooser.choice(replace(asked, kv_len=3000), "inference").how == "nearest"
+
+
 def test_an_engine_gets_every_case_and_backend_and_reads_them_without_torch(sweep, call, tmp_path):
     paged = [sweeps.case(batch=batch, q_len=1, kv_len=4096, causal=True, page_size=16) for batch in (1, 32)]
     times = {"flashinfer": 100.0, "fa3": 150.0}
