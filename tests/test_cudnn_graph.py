@@ -94,6 +94,24 @@ def test_the_wrapper_refuses_packed_sequences_and_says_what_to_set(monkeypatch):
     assert "set backend.api=binding" in CudnnGraph("c", api="wrapper").unsupported(PACKED, "cuda")
 
 
+def test_a_paged_cache_is_a_container_with_a_table_and_lengths(fake, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    case = replace(CASE, q_len=1, kv_len=50, causal=True, page_size=16)
+    calls = CudnnGraph("c").prepare(case, make_inputs(case, "cpu", 1, with_gradients=False))
+    pages = calls.inputs.paging.pages
+    assert calls.forward().shape == (case.batch, case.q_heads, 1, case.value_dim)
+    ((bound, *_),) = fake.runs
+    shapes = [tuple(tensor.shape) for tensor in bound.values()]
+    containers = [(pages.count, case.kv_heads, 16, dim) for dim in (case.head_dim, case.value_dim)]
+    table, length = (case.batch, 1, 4, 1), (case.batch, 1, 1, 1)
+    assert sorted(shapes) == sorted(
+        [tuple(calls.inputs.q_bhsd.shape), *containers, table, table, length, length, tuple(calls.forward().shape)]
+    )
+    for refused in (CudnnGraph("c", api="wrapper").unsupported(case, "cuda"),
+                    CudnnGraph("c").unsupported(replace(PACKED, page_size=16), "cuda")):  # fmt: skip
+        assert "set lengths=null and backend.api=binding" in refused
+
+
 def test_a_missing_package_is_unavailable_with_the_command_that_brings_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "cudnn", None)
     with pytest.raises(Unavailable, match=r"pip install 'attn_exp\[cudnn\]'"):

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from attn_exp.attention.inputs import Inputs
 from attn_exp.core.case.case import Case
 
 
@@ -38,7 +39,9 @@ def band_of(case: Case) -> Band | None:
 
 def mask_options(cudnn: ModuleType, case: Case) -> dict[str, Any]:
     """Return the mask arguments of `sdpa` and `sdpa_backward`, or of their fp8 variants."""
-    options: dict[str, Any] = {} if case.lengths is None else {"use_padding_mask": True}
+    padded = case.lengths is not None or case.page_size is not None
+    options: dict[str, Any] = {"use_padding_mask": True} if padded else {}
+    options |= {} if case.page_size is None else {"paged_attention_max_seq_len_kv": case.kv_len}
     band = band_of(case)
     if band is None:
         return options
@@ -83,6 +86,24 @@ def packed_operand(tensor_bhsd: torch.Tensor, lengths: tuple[int, ...]) -> Opera
 def operand_of(case: Case, tensor_bhsd: torch.Tensor) -> Operand:
     """Declare a case's tensor, packed or not."""
     return operand(tensor_bhsd) if case.lengths is None else packed_operand(tensor_bhsd, case.lengths)
+
+
+def paged_operands(case: Case, inputs: Inputs) -> dict[str, Operand]:
+    """Declare the pools of a paged cache as (pages, kv_heads, page_size, dim), its block table and its lengths."""
+    assert inputs.paging is not None
+    device = inputs.q_bhsd.device
+    table = operand(inputs.paging.pages.table[:, None, :, None].contiguous())
+    lengths = {"seq_len_q": case.q_len, "seq_len_kv": case.kv_len}
+    return {
+        "k": operand(inputs.k_bhsd.transpose(1, 2)),
+        "v": operand(inputs.v_bhsd.transpose(1, 2)),
+        "paged_attention_k_table": table,
+        "paged_attention_v_table": table,
+        **{
+            name: operand(torch.full((case.batch, 1, 1, 1), length, dtype=torch.int32, device=device))
+            for name, length in lengths.items()
+        },
+    }
 
 
 def room_for_stats(case: Case, device: torch.device) -> torch.Tensor:

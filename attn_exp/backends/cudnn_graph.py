@@ -7,13 +7,14 @@ from typing import Any
 import torch
 
 from attn_exp.attention.autograd import Gradients
-from attn_exp.attention.inputs import Inputs
+from attn_exp.attention.inputs import Inputs, paged
 from attn_exp.backends.base import FUSED_SHARE, Calls, DeclarativeBackend
 from attn_exp.backends.cudnn_case import (
     backward_options,
     mask_options,
     operand,
     operand_of,
+    paged_operands,
     room_for_stats,
     sequence_lengths,
 )
@@ -31,6 +32,7 @@ class CudnnGraph(DeclarativeBackend):
     """cuDNN's fused attention as a graph of the cudnn package, without PyTorch's dispatch.
 
     A graph is built once, with statistics only if gradients are requested. Each call writes into the same tensors.
+    Pages are written against cudnn-frontend 1.32 and have not run.
 
     Args:
         name: the backend's name.
@@ -45,6 +47,7 @@ class CudnnGraph(DeclarativeBackend):
         dtypes=("bfloat16", "float16", E4M3),
         window=True,
         packed=True,
+        paged=True,
         value_dims="any",
         head_dim_multiple=8,
         largest_head_dim=256,
@@ -68,6 +71,8 @@ class CudnnGraph(DeclarativeBackend):
         refusal = super().unsupported(case, device)
         if refusal is None and case.lengths is not None and self.api == "wrapper":
             return f"{self.name} has no packed sequences through cudnn.Graph: set backend.api=binding"
+        if refusal is None and case.page_size is not None and (case.lengths is not None or self.api == "wrapper"):
+            return f"{self.name} takes pages of rows through cudnn.pygraph: set lengths=null and backend.api=binding"
         if refusal is None and case.quantised:
             refusal = fp8_refusal(case, torch.cuda.get_device_capability())
             return f"{self.name} {refusal}" if refusal else None
@@ -80,10 +85,13 @@ class CudnnGraph(DeclarativeBackend):
         then adds its figures to `notes`.
         """
         cudnn = self.package.load()
-        placed = inputs.laid_out(self.layout or case.layout)
+        placed = paged(case, inputs.laid_out(self.layout or case.layout))
         if case.quantised:
             return fp8_calls(cudnn, self.api, case, placed, deterministic=self.deterministic)
-        operands = {name: operand_of(case, tensor) for name, tensor in zip("qkv", placed.qkv, strict=True)}
+        if placed.paging is not None:
+            operands = {"q": operand(placed.q_bhsd), **paged_operands(case, placed)}
+        else:
+            operands = {name: operand_of(case, tensor) for name, tensor in zip("qkv", placed.qkv, strict=True)}
         out_bhsd = torch.empty_like(placed.d_out_bhsd)
         outputs = [operand_of(case, out_bhsd)]
         with_stats = inputs.q_bhsd.requires_grad
