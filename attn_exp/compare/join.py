@@ -62,6 +62,7 @@ WAYS: dict[str, Callable[[Result], str]] = {
     "l2": lambda result: result.measuring.l2,
     "inputs": lambda result: result.measuring.inputs,
     "accumulate": lambda result: "true" if result.measuring.accumulate else "false",
+    "gold": lambda result: result.measuring.gold,
     "power_limit_w": lambda result: str(result.environment.get("power_limit_w")),
     "method_version": lambda result: result.method_version,
 }
@@ -70,7 +71,7 @@ WAYS: dict[str, Callable[[Result], str]] = {
 def method_key(result: Result) -> tuple[Any, ...]:
     """Return how a result was measured, as far as different ways are not comparable."""
     way = result.measuring
-    return result.device, way.timer, way.regime, way.l2, way.inputs, way.accumulate
+    return result.device, way.timer, way.regime, way.l2, way.inputs, way.accumulate, way.gold
 
 
 def machine(result: Result) -> tuple[Any, ...] | None:

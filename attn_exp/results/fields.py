@@ -27,6 +27,7 @@ _OWN: dict[str, Getter] = {
     "l2": lambda cell: cell.result.measuring.l2,
     "inputs": lambda cell: cell.result.measuring.inputs,
     "accumulate": lambda cell: cell.result.measuring.accumulate,
+    "gold": lambda cell: cell.result.measuring.gold,
     "caches": lambda cell: cell.result.caches,
     "source": lambda cell: short(cell.result.source),
     "sweep": lambda cell: cell.result.sweep,

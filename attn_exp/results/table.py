@@ -35,7 +35,7 @@ from attn_exp.results.result import Result, named
 
 _CASE_NAMES = (
     *("backend", "model", "seq_len", *case_columns(), "embed_dim"),
-    *("timer", "regime", "l2", "inputs", "accumulate", "seed", "device"),
+    *("timer", "regime", "l2", "inputs", "accumulate", "gold", "seed", "device"),
 )
 # How many pairs of timers that disagree a table lists.
 _OPINIONS = 5
@@ -178,6 +178,7 @@ def csv_rows(results: Sequence[Result]) -> tuple[list[str], list[dict[str, Any]]
             "l2",
             "inputs",
             "accumulate",
+            "gold",
             "caches",
             "source",
             "source_commit",
@@ -246,6 +247,7 @@ def _row(
     row |= {
         "inputs": way.inputs,
         "accumulate": plain(way.accumulate or None),
+        "gold": plain(way.gold if way.gold != "float32" else None),
         "seed": way.seed,
         "device": result.device,
     }
@@ -295,6 +297,7 @@ def _csv_row(result: Result, names: Collection[str]) -> dict[str, Any]:
         "l2": measuring.l2,
         "inputs": measuring.inputs,
         "accumulate": measuring.accumulate,
+        "gold": measuring.gold,
         "caches": result.caches,
         "source": result.source.get("sha256", "")[:16],
         "source_commit": commit(result.source),
