@@ -108,7 +108,7 @@ step_reproduce_h100() {
   mkdir -p "$out/reproduce"
   local name
   for name in ${FIGURES:-$(basename -s .yaml "$root"/published/*_h100.yaml)}; do
-    attn reproduce "$name" stopping=quick save_plots=false tracker=none >"$out/reproduce/$name-verdicts.txt"
+    attn reproduce "$name" stopping=quick save_plots=false tracker=none
     [[ ! -d multirun/reproduce-$name ]] || { mv "multirun/reproduce-$name" "multirun/$name"; keep "$name" reproduce; }
   done
 }

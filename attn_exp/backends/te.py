@@ -16,7 +16,7 @@ from attn_exp.core.case.case import Case
 class TransformerEngine(DeclarativeBackend):
     """TransformerEngine's `DotProductAttention` with its own choice of kernel.
 
-    Never run: transformer_engine_torch has no wheel, and its source needs a library of 276 MB. Written against 2.20.2
+    Never run: transformer_engine_torch has no wheel, and was not built. Written against 2.20.2
     (pytorch/attention/dot_product_attention/dot_product_attention.py and utils.py); tested with a stand-in. On
     Hopper it prefers cuDNN to FlashAttention; `NVTE_FUSED_ATTN`, `NVTE_FLASH_ATTN` and
     `NVTE_ALLOW_NONDETERMINISTIC_ALGO` in the environment change that.
