@@ -26,7 +26,7 @@ def nearest(found: list[dict], mode: str = "inference", **shape: object) -> dict
     """The measured cell that is nearest in octaves of batch and lengths, None if none is of this kind."""
     alike = [
         one for one in found
-        if one["mode"] == mode and all(one["case"][name] == shape[name] for name in shape if name not in NEAR)
+        if one["mode"] == mode and all(one["case"].get(name) == shape[name] for name in shape if name not in NEAR)
     ]  # fmt: skip
     sizes = {name: float(shape[name]) for name in NEAR if name in shape}
     return min(
@@ -36,11 +36,17 @@ def nearest(found: list[dict], mode: str = "inference", **shape: object) -> dict
     )
 
 
+def value(text: str) -> object:
+    """A word as JSON has it: `32`, `true`, `null`, or text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
 if __name__ == "__main__":
     words = dict(word.split("=", 1) for word in sys.argv[2:])
-    cell = nearest(
-        cells(sys.argv[1]), **{name: json.loads(text) if text[0].isdigit() else text for name, text in words.items()}
-    )
+    cell = nearest(cells(sys.argv[1]), **{name: value(text) for name, text in words.items()})
     if cell is None:
         raise SystemExit("no measured cell is of this kind")
     lead = cell["margin"] and f", {cell['margin']['times']:.2f} x as fast as {cell['margin']['over']}"

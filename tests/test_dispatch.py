@@ -339,6 +339,20 @@ def test_transformers_gets_an_attention_function_and_its_masks(picks, monkeypatc
         assert [more.get("softcap") for more in delegated] == [None, 30.0]
 
 
+def test_transformers_decodes_with_the_pick_of_one_query(loaded, monkeypatch):
+    decoding = case(1, kv_len=16, causal=False)
+    times = {"eager": 1.0, "math": 2.0}
+    buckets = (bucket(16, "math", "inference"), Bucket(mode="inference", case=decoding, pick="eager", times_us=times))
+    picks = loaded(buckets=buckets)
+    attention, _, _ = stand_in(monkeypatch)
+    forward = attention.registered[picks.register("mine")]
+    q, k, v = qkv(16)
+    layer = types.SimpleNamespace(is_causal=True)
+    with torch.no_grad():
+        ran = operators(forward, layer, q[:, :, :1], k, v, None)
+    assert OPERATOR["eager"] in ran and OPERATOR["math"] not in ran
+
+
 @pytest.mark.filterwarnings("ignore:.*is beyond all that was measured")
 def test_a_model_of_transformers_computes_the_same(picks):
     transformers = pytest.importorskip("transformers")
