@@ -65,6 +65,18 @@ step_serving() {
   keep serving serving
   python3 "$root/bench/pages_cost.py" multirun/serving | tee "$out/serving/pages_cost.txt"
 }
+# What was said of pages in public: flash-attention#841 and #1572, at their shapes.
+step_serving_claims() {
+  local shape=(model=sdpa_bench model.q_heads=32 q_len=1 layout=bshd passes='[forward]' save_plots=false)
+  attn -m sweep=flash_attention_841 backend=fa2 dtype=fp16 batch=32 kv_len=1024,2048,4096,8192,16384 \
+    page_size=null,256 pages=linear,shuffled "${shape[@]}"
+  attn -m sweep=flash_attention_1572 backend=vllm_fa3,flashinfer,cudnn_graph,triton dtype=bf16 batch=16 \
+    kv_len=128,2000,4000 page_size=8,64 timer.also='[kernel,event,graph]' "${shape[@]}"
+  keep flash_attention_841 serving
+  keep flash_attention_1572 serving
+  python3 "$root/bench/pages_cost.py" multirun/flash_attention_841 | tee "$out/serving/flash_attention_841-pages.txt"
+}
+step_decode_model() { mkdir -p "$out/serving"; python3 "$root/examples/decode_model.py" | tee "$out/serving/decode_model.txt"; }
 step_compile() { attn -m +experiment=compile sweep=compile save_plots=false; keep compile backends; }
 # torch.utils.benchmark.Timer beside our own timing, and orders of preference.
 step_options() {

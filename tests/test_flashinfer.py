@@ -1,4 +1,4 @@
-"""FlashInfer's wrapper, on a stand-in that computes what its documentation says."""
+"""FlashInfer's wrappers, on stand-ins that compute what their documentation says."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -29,7 +29,15 @@ CASES = [
     replace(CASE, q_len=1),
     PACKED,
     replace(PACKED, kv_lengths=(5, 7, 8), kv_len=20, window=4),
+    replace(CASE, page_size=16, kv_len=50),
+    replace(CASE, page_size=3, pages="shared", cache_dtype="fp8"),
+    replace(CASE, q_len=1, page_size=16, kv_len=50, window=7),
+    replace(CASE, q_len=1, kv_len=192, q_heads=8, softcap=2.0),
+    replace(CASE, q_len=1, page_size=1, cache_dtype="fp8", layout="bshd"),
+    replace(PACKED, kv_lengths=(5, 7, 8), kv_len=20, page_size=4),
 ]
+LATENT = replace(CASE, q_heads=8, kv_heads=1, q_len=1, kv_len=40, head_dim=576, value_dim=512, latent=True)
+CASES += [LATENT, replace(LATENT, q_len=3, page_size=16), replace(LATENT, layout="bshd", page_size=1, pages="shared")]
 
 
 @pytest.fixture
@@ -37,12 +45,21 @@ def planned(monkeypatch):
     """Install the stand-in; return what each wrapper was made and planned with."""
     known = []
 
-    class BatchPrefillWithRaggedKVCacheWrapper:
-        def __init__(self, float_workspace_buffer, kv_layout="NHD", backend="auto"):
+    class Wrapper:
+        def __init__(self, float_workspace_buffer, kv_layout="NHD", backend="auto", use_tensor_cores=None):
             assert float_workspace_buffer.dtype == torch.uint8 and kv_layout == "NHD"
+            self.tensor_cores = use_tensor_cores
             self.made = SimpleNamespace(backend=backend)
             known.append(self.made)
 
+        def of_requests(self, q, keys, values, options):
+            outs = [
+                plain(q[None, some], k[None].to(q.dtype), v[None].to(q.dtype), *options)[0]
+                for some, k, v in zip(self.of_queries, keys, values, strict=True)
+            ]
+            return torch.cat(outs)
+
+    class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
         def plan(
             self, qo_indptr, kv_indptr, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo=None, *, causal=False,
             window_left=-1, logits_soft_cap=None, sm_scale=None, q_data_type="float16",
@@ -56,14 +73,70 @@ def planned(monkeypatch):
         def run(self, q, k, v):
             assert q.dtype == self.dtype and tuple(tensor.shape[1:] for tensor in (q, k, v)) == self.shapes
             assert len(q) == self.of_queries[-1].stop and len(k) == self.of_keys[-1].stop
-            outs = [
-                plain(q[None, some], k[None, keys], v[None, keys], *self.options)[0]
-                for some, keys in zip(self.of_queries, self.of_keys, strict=True)
-            ]
-            return torch.cat(outs)
+            return self.of_requests(q, *([rows[keys] for keys in self.of_keys] for rows in (k, v)), self.options)
 
-    install(monkeypatch, "flashinfer",
-            BatchPrefillWithRaggedKVCacheWrapper=BatchPrefillWithRaggedKVCacheWrapper)  # fmt: skip
+    class Paged(Wrapper):
+        def lie(self, indptr, indices, last_page_len, page_size):
+            assert indptr.device.type == last_page_len.device.type == "cpu"
+            assert {tensor.dtype for tensor in (indptr, indices, last_page_len)} == {torch.int32}
+            self.page_size, self.lasts = page_size, last_page_len.tolist()
+            self.pages = [indices[some] for some in pieces(indptr)]
+
+        def gathered(self, pool, scale):
+            assert pool.shape[1] == self.page_size
+            for pages, last in zip(self.pages, self.lasts, strict=True):
+                rows = torch.cat([pool[page].float() for page in pages]) * scale
+                yield rows[: (len(pages) - 1) * self.page_size + last]
+
+        def run(self, q, paged_kv_cache, k_scale=1.0, v_scale=1.0):
+            k, v = paged_kv_cache
+            assert (q.dtype, k.dtype) == self.dtypes
+            return self.of_requests(q, self.gathered(k, k_scale), self.gathered(v, v_scale), self.options)
+
+    class BatchPrefillWithPagedKVCacheWrapper(Paged):
+        def plan(
+            self, qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, num_qo_heads, num_kv_heads,
+            head_dim_qk, page_size, head_dim_vo=None, causal=False, sm_scale=None, window_left=-1,
+            logits_soft_cap=None, q_data_type="float16", kv_data_type=None,
+        ):  # fmt: skip
+            self.lie(paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, page_size)
+            self.of_queries, self.dtypes = pieces(qo_indptr), (q_data_type, kv_data_type)
+            self.options = (window_left, 0 if causal else -1, logits_soft_cap or 0.0)
+
+    class BatchDecodeWithPagedKVCacheWrapper(Paged):
+        def plan(
+            self, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, *, window_left=-1,
+            logits_soft_cap=None, q_data_type="float16", kv_data_type=None, sm_scale=None,
+        ):  # fmt: skip
+            assert self.tensor_cores == (num_qo_heads // num_kv_heads >= 4)
+            self.lie(indptr, indices, last_page_len, page_size)
+            self.of_queries, self.dtypes = (
+                [slice(i, i + 1) for i in range(len(indptr) - 1)],
+                (q_data_type, kv_data_type),
+            )
+            self.options = (window_left, -1, logits_soft_cap or 0.0)
+
+    class BatchMLAPagedAttentionWrapper(Paged):
+        def plan(
+            self, *, metadata, num_heads, head_dim_ckv, head_dim_kpe, page_size, causal, sm_scale, q_data_type,
+            kv_data_type,
+        ):  # fmt: skip
+            assert (head_dim_ckv, head_dim_kpe, sm_scale) == (512, 64, 576**-0.5)
+            qo_indptr, kv_indptr, kv_indices, kv_len_arr = metadata
+            self.lie(kv_indptr, kv_indices, (kv_len_arr - 1) % page_size + 1, page_size)
+            self.of_queries, self.options = pieces(qo_indptr), (-1, 0 if causal else -1)
+
+        def run(self, *, query, kv_cache):
+            keys = list(self.gathered(kv_cache[:, :, None], 1.0))
+            return self.of_requests(query, keys, [rows[..., :512] for rows in keys], self.options)
+
+    wrappers = (
+        BatchPrefillWithRaggedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper, BatchDecodeWithPagedKVCacheWrapper,
+    )  # fmt: skip
+    install(monkeypatch, "flashinfer", **{wrapper.__name__: wrapper for wrapper in wrappers})
+    plans = SimpleNamespace(csr=lambda *tensors: tensors)
+    install(monkeypatch, "flashinfer.mla", BatchMLAPagedAttentionWrapper=BatchMLAPagedAttentionWrapper,
+            MLAPlanMetadata=plans)  # fmt: skip
     monkeypatch.setattr(flashinfer, "_WORKSPACE_BYTES", 1 << 10)
     return known
 
@@ -96,6 +169,10 @@ def test_a_kernel_is_forced_and_an_unknown_one_is_a_mistake_of_the_users(planned
         ({"align": "top_left"}, "auto", (9, 0), "set align=bottom_right"),
         ({"chunk": 4}, "auto", (9, 0), "has no chunks"),
         ({"dtype": "float32"}, "auto", (9, 0), "computes bfloat16 or float16"),
+        ({"head_dim": 576, "value_dim": 512}, "auto", (9, 0), "takes latent keys of 576 with values of 512 alone"),
+        ({"latent": True}, "auto", (9, 0), "takes latent keys of 576 with values of 512 alone"),
+        ({"head_dim": 576, "value_dim": 512, "latent": True}, "auto", (9, 0), None),
+        ({"head_dim": 576, "value_dim": 512, "latent": True, "window": 5}, "auto", (9, 0), "set window=null"),
     ],
 )
 def test_it_says_what_it_does_not_compute(changes, kernel, capability, words, monkeypatch):

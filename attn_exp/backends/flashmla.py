@@ -19,9 +19,9 @@ _PAGE = 64
 class FlashMla(DeclarativeBackend):
     """FlashMLA's `flash_mla_with_kvcache`: latent keys in pages of 64, behind each other or as a cache has them.
 
-    Never run: it is built from source. Written against commit 9241ae3 (flash_mla/flash_mla_interface.py), which plans
-    the work of its blocks in the first call. That and the block table belong to the preparation, since a model's layers
-    share them.
+    It is built from source and has run only as `vllm_flashmla`, vLLM's copy. Written against commit 9241ae3
+    (flash_mla/flash_mla_interface.py), which plans the work of its blocks in the first call. That and the block table
+    belong to the preparation, since a model's layers share them.
     """
 
     supports = Supports(

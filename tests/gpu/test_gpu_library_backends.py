@@ -25,7 +25,8 @@ from attn_exp.timers.trace import activities
 pytestmark = pytest.mark.gpu
 
 CONF = Path(attn_exp.__file__).parent.parent / "conf"
-NAMES = ("fa2", "fa3", "fa4", "xformers_cutlass", "xformers_fa3", "te", "helion", "varlen", "flashinfer", "flashmla")
+NAMES = ("fa2", "fa3", "fa4", "xformers_cutlass", "xformers_fa3", "te", "helion", "varlen", "flashmla")
+NAMES += ("vllm_fa3", "vllm_flashmla", "cudnn_graph")
 CASE = Case(
     batch=2, q_heads=8, kv_heads=8, q_len=1024, kv_len=1024, head_dim=128, value_dim=128, dtype="bfloat16"
 )  # fmt: skip
@@ -65,6 +66,22 @@ SMALL_LATENT = replace(LATENT, q_heads=16, head_dim=192, value_dim=128)
 CASES += [LATENT, replace(LATENT, q_len=2, kv_len=1088, dtype="float16"), replace(LATENT, batch=8, q_heads=16)]
 CASES += [replace(LATENT, page_size=64, kv_len=1000)]
 CASES += [replace(CASE, causal=True, q_len=1, kv_len=3000, kv_heads=2, page_size=size) for size in (16, 256)]
+# Caches of a server: pages of one key, shared ones, codes, more queries than one, requests of different lengths.
+PAGED = replace(CASE, batch=3, causal=True, q_heads=32, q_len=1, kv_len=5001, page_size=16)
+CACHES = [
+    PAGED,
+    replace(PAGED, kv_heads=32, page_size=1),
+    replace(PAGED, pages="shared", page_size=64),
+    replace(PAGED, pages="linear", q_len=7, dtype="float16"),
+    replace(PAGED, cache_dtype="fp8", page_size=64),
+    replace(REQUESTS, causal=True, kv_heads=2, page_size=64),
+    replace(LATENT, batch=3, page_size=16, kv_len=5001),
+    replace(LATENT, batch=3, page_size=64, kv_len=5001, pages="shared", q_len=2),
+]
+CASES += CACHES
+# Each combination of dtypes, dimensions and masks takes FlashInfer half a minute of nvcc.
+FLASHINFER = [PACKED, replace(CASE, causal=True), replace(PACKED, causal=True, window=100, kv_heads=2), *CACHES]
+FLASHINFER += [replace(CASE, causal=True, q_len=1, kv_len=4096, kv_heads=heads) for heads in (2, 8)]
 # Masks and sinks that backends of ours and of PyTorch take as data or as a function.
 MASKS = [
     replace(CASE, sink=True),
@@ -101,6 +118,7 @@ MASKS = [
     replace(CASE, causal=True, q_len=300, kv_len=1111, kv_heads=1, page_size=1, dtype="float16"),
     replace(REQUESTS, causal=True, kv_heads=2, page_size=64),
     replace(SMALL_LATENT, page_size=64),
+    *CACHES,
 ]
 # SDPA takes what is added to scores as a tensor; cuDNN through SDPA and `flash` may refuse it.
 BIASES = [
@@ -130,7 +148,12 @@ def prepared(backend, case):
 
 @pytest.mark.parametrize(
     ("name", "case"),
-    [*itertools.product(NAMES, CASES), *itertools.product(("triton", "flex", "eager"), MASKS), *BIASES],
+    [
+        *itertools.product(NAMES, CASES),
+        *itertools.product(("flashinfer",), FLASHINFER),
+        *itertools.product(("triton", "flex", "eager"), MASKS),
+        *BIASES,
+    ],
     ids=lambda value: value.label() if isinstance(value, Case) else value,
 )
 def test_it_is_right_and_runs_the_kernels_that_it_claims(name, case):

@@ -494,6 +494,17 @@ def secondary_time_us(timed: TimedPass) -> Value:
     return {other.timer: summarize(other.times_us, other.rounds).median_us for other in timed.measured.timings[1:]}
 
 
+@metric("share")
+def launch_share(timed: TimedPass) -> Value:
+    """Share of `event_time_us` that is not `time_us`: launches by the host, which a CUDA graph avoids."""
+    ranking, *others = timed.measured.timings
+    events = [other for other in others if other.timer == "event"]
+    if ranking.timer != "device" or not events:
+        return None
+    device, event = (summarize(one.times_us, one.rounds).median_us for one in (ranking, events[0]))
+    return max(0.0, 1 - device / event)
+
+
 @metric("share", name="error_{tensor}", parts=("out", "dq", "dk", "dv", "d_sink", "dx"))
 def error(timed: TimedPass) -> Value:
     """[Error](checks.md) relative to the reference's norm: out, dq, dk, dv, d_sink; of a block also dx, d_NAME."""
