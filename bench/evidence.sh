@@ -67,11 +67,13 @@ step_serving() {
 }
 # What was said of pages in public: flash-attention#841 and #1572, at their shapes.
 step_serving_claims() {
-  local shape=(model=sdpa_bench model.q_heads=32 q_len=1 layout=bshd passes='[forward]' save_plots=false)
-  attn -m sweep=flash_attention_841 backend=fa2 dtype=fp16 batch=32 kv_len=1024,2048,4096,8192,16384 \
-    page_size=null,256 pages=linear,shuffled "${shape[@]}"
-  attn -m sweep=flash_attention_1572 backend=vllm_fa3,flashinfer,cudnn_graph,triton dtype=bf16 batch=16 \
-    kv_len=128,2000,4000 page_size=8,64 timer.also='[kernel,event,graph]' "${shape[@]}"
+  local shape=(+experiment=serving model=sdpa_bench model.q_heads=32 save_plots=false)
+  attn -m sweep=flash_attention_841 backend=fa2 dtype=fp16 "${shape[@]}" \
+    requests='{batch:32,keys:1024},{batch:32,keys:2048},{batch:32,keys:4096},{batch:32,keys:8192},{batch:32,keys:16384}' \
+    table='{size:null,pages:null},{size:256,pages:linear},{size:256,pages:shuffled}'
+  attn -m sweep=flash_attention_1572 backend=vllm_fa3,flashinfer,cudnn_graph,triton "${shape[@]}" \
+    requests='{batch:16,keys:128},{batch:16,keys:2000},{batch:16,keys:4000}' \
+    table='{size:8,pages:shuffled},{size:64,pages:shuffled}'
   keep flash_attention_841 serving
   keep flash_attention_1572 serving
   python3 "$root/bench/pages_cost.py" multirun/flash_attention_841 | tee "$out/serving/flash_attention_841-pages.txt"
