@@ -67,7 +67,7 @@ step_serving() {
 }
 # What was said of pages in public: flash-attention#841 and #1572, at their shapes.
 step_serving_claims() {
-  local shape=(+experiment=serving model=sdpa_bench model.q_heads=32 save_plots=false)
+  local shape=(+experiment=serving model=sdpa_bench model.q_heads=32 model.embedding=4096 save_plots=false)
   attn -m sweep=flash_attention_841 backend=fa2 dtype=fp16 "${shape[@]}" \
     requests='{batch:32,keys:1024},{batch:32,keys:2048},{batch:32,keys:4096},{batch:32,keys:8192},{batch:32,keys:16384}' \
     table='{size:null,pages:null},{size:256,pages:linear},{size:256,pages:shuffled}'
