@@ -36,8 +36,9 @@ def rows(results: Sequence[Result]) -> list[dict[str, str]]:
         without = replace(case, page_size=None)
         shapes[cell.result.label, cell.result.model, without, case.cache_dtype][case.page_size, case.pages] = cell
     found = []
-    for (label, model, case, dtype), caches in shapes.items():
-        for (size, pages), cell in caches.items():
+    by_size = sorted(shapes.items(), key=lambda one: (one[0][0], one[0][1], one[0][2].batch, one[0][2].kv_len))
+    for (label, model, case, dtype), caches in by_size:
+        for (size, pages), cell in sorted(caches.items(), key=lambda one: (one[0][0] or 0, one[0][1] or "")):
             row = {"backend": label, "model": model, "case": case.label(), "cache": dtype or "", "page": size}
             row |= {"pages": pages, "us": f"{cell.value:.4g}"}
             others = {"over contiguous": (None, None), "over linear": (size, "linear")}

@@ -1,9 +1,11 @@
 """The tables in results/ follow from the records beside them."""
 
+import re
 import tarfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 from attn_exp.results.read import read_folder
 from attn_exp.results.table import table
@@ -21,7 +23,9 @@ def test_a_kept_table_is_that_of_its_records(archive, tmp_path):
     assert not sweep.broken
     kept = archive.with_name(f"{name}.txt").read_text()
     # Columns that an experiment adds are in its YAML.
-    columns = ("graphs", "graph_breaks", "recompilations") if name == "compile" else ()
+    made_by = re.search(r"\+experiment=(\w+)", (tmp_path / name / "command.txt").read_text())
+    experiment = made_by and RESULTS.parent / f"conf/experiment/{made_by[1]}.yaml"
+    columns = yaml.safe_load(experiment.read_text()).get("columns", ()) if experiment else ()
     assert f"{table(sweep.results, columns=columns)}\n" == kept
 
 

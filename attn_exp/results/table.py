@@ -76,6 +76,8 @@ _DISPENSABLE = (
     "bwd\n+-%",
     "dtype",
 )
+# What a model says; where models differ in them, its name may stand for them.
+_OF_MODEL = ("latent", "value_dim", "head_dim", "kv_heads", "q_heads")
 
 
 def time_text(us: float) -> str:
@@ -139,8 +141,10 @@ def table(results: Sequence[Result], width: int = WIDTH, columns: Sequence[str] 
         rows = [{name: value for name, value in row.items() if name != "inputs"} for row in rows]
     shared.pop("backend", None)  # backends are listed in every row, even if there is only one
     shown = [name for name in rows[0] if name not in shared and any(row[name] not in (None, "") for row in rows)]
+    by_model = [name for name in _OF_MODEL if {"model", name} <= set(shown) and _follows(rows, name)]
+    dispensable = (*by_model, *(name for name in _DISPENSABLE if not by_model or name != "model"))
     # Requested columns stay longer than those that are always there.
-    text, left_out = fitted(rows, shown, (*_DISPENSABLE, *(_RATES if columns else ())), width)
+    text, left_out = fitted(rows, shown, (*dispensable, *(_RATES if columns else ())), width)
     devices = sorted({result.device_name for result in results})
     lines = [
         ", ".join(
@@ -164,6 +168,11 @@ def table(results: Sequence[Result], width: int = WIDTH, columns: Sequence[str] 
     lines += opinion_notes(_ordered(results))
     lines += [f"* {reason}" for reason in sorted({result.reason for result in results if result.reason})]
     return "\n".join(line if line is text else filled(line, width) for line in lines)
+
+
+def _follows(rows: Sequence[dict[str, Any]], name: str) -> bool:
+    """Return whether rows of one model have one value."""
+    return len({(row["model"], str(row[name])) for row in rows}) == len({row["model"] for row in rows})
 
 
 def csv_rows(results: Sequence[Result]) -> tuple[list[str], list[dict[str, Any]]]:
@@ -269,15 +278,14 @@ def _row(
         for side in passes:
             value = result.metrics.get(f"{side}/{column}")
             text = yes_or_no if metric_named(column).is_fact else figures
-            row[f"{SHORT[side]}\n{_head(column)}"] = "" if value is None else text(value)
+            # Heads on several lines, since figures are short.
+            row["\n".join([SHORT[side], *_head(column).split()])] = "" if value is None else text(value)
     row["marks"] = flag_marks(result.flags)
     return row
 
 
 def _head(column: str) -> str:
-    metric = metric_named(column)
-    # A fact is a word, so that its head decides how wide its column is.
-    head = metric.head.replace(" ", "\n") if metric.is_fact else metric.head
+    head = metric_named(column).head
     return column.replace("_", " ") if "{" in head else head
 
 
