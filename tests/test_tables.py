@@ -81,7 +81,7 @@ def test_more_columns_are_in_the_table_when_they_are_asked_for():
     asked = ("joules_per_call", "workspace_bytes", "kernel_time_us")
     text = table(results, columns=asked)
     # Words of a head stand below each other.
-    for word in ("joules", "call", "workspace", "kernel", "0.06250", "4096", "95.5"):
+    for word in ("joules", "call", "workspace", "kernel", "0.06250", "4096", "95.50"):
         assert word in text.split(), text
     assert "no job has" not in text
     assert "no job has power_w: attn-exp explain says why" in table(results, columns=("power_w",))
