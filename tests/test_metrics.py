@@ -78,6 +78,9 @@ def test_second_opinions_memory_first_call_and_errors_have_names_of_their_own():
     assert expected.items() <= {name.removeprefix("backward/"): value for name, value in found.items()}.items()
     assert "backward/error_dv_max_abs" not in found
     assert "backward/device_time_us" not in found
+    assert found["backward/launch_share"] == pytest.approx(1 - 100 / 120)
+    # A loop of calls may take less than the calls one by one.
+    assert metrics(make_timing((100.0,)), make_timing((99.0,), timer="event"))["forward/launch_share"] == 0.0
 
 
 @given(cases(), st.lists(st.floats(0.1, 1e6), min_size=1, max_size=12), st.sampled_from(["forward", "backward"]))

@@ -72,6 +72,17 @@ def test_ways_of_measuring_stand_above_a_table_or_tell_its_rows_apart_and_are_in
     assert (row["regime"], row["l2"], row["caches"], row["seed"]) == ("burst", "cold", "True", "7")
 
 
+def test_where_a_row_is_too_wide_its_model_stands_for_what_the_model_says():
+    grouped = replace(sweeps.CASE, kv_heads=4, head_dim=64, value_dim=64)
+    rows = [result_of(sweeps.job()), result_of(sweeps.job(of=grouped, model="other"))]
+    wide, narrow = table(rows, width=200), table(rows, width=100)
+    assert {"value", "other"} <= set(wide.split())
+    assert "omitted to fit the width: value_dim, head_dim" in narrow and "other" in narrow.split("omitted")[0]
+    # Nor does it if rows of one model differ.
+    unlike = [*rows, result_of(sweeps.job(of=replace(grouped, kv_heads=8), model="other"))]
+    assert "kv_heads" not in table(unlike, width=100).split("omitted")[1].split(";")[0]
+
+
 def test_more_columns_are_in_the_table_when_they_are_asked_for():
     records = [sweeps.job("flash", 100.0), sweeps.job("cudnn", 80.0), sweeps.failed(backend="math")]
     powered = {"forward/joules_per_call": 0.0625, "forward/workspace_bytes": 4096.0, "forward/kernel_time_us": 95.5}
