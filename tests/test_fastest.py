@@ -216,6 +216,14 @@ def test_a_narrow_table_omits_the_slowest_and_says_so(tmp_path):
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_a_narrow_table_says_once_what_all_cases_have(tmp_path):
+    unlike = replace(sweeps.CASE, batch=64, q_heads=8, kv_heads=2, q_len=1, head_dim=64, value_dim=64, page_size=16)
+    records = [forward(f"backend{letter}", 100.0, of=of) for letter in "abcd" for of in (sweeps.CASE, unlike)]
+    wide, narrow = (table(end_page(found_in(tmp_path, records)), width=width) for width in (150, 105))
+    assert "every case" not in wide and "omitted" not in narrow, narrow
+    assert "every case: bf16 causal" in narrow and "\nb64 h8/2 q1" in narrow, narrow
+
+
 def test_every_output_of_a_kept_sweep_names_the_same_winners(tmp_path, capsys):
     with tarfile.open(ROOT / "results" / "h100" / "backends" / "table.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")

@@ -155,7 +155,13 @@ def text_of(
 def _grid(sheet: Sheet, width: int, colour: bool, limit: int | None) -> str:
     rows = sheet.texts(limit if sheet.name in ("rows", "answer") else None)
     spare = sorted((column for column in sheet.columns if column.spare and column.head), key=lambda one: -one.spare)
-    text, left_out = fitted(rows, _filled(rows, _heads(sheet)), [column.head for column in spare], width, _right(sheet))
+    heads, may_go = _filled(rows, _heads(sheet)), [column.head for column in spare]
+    text, left_out = fitted(rows, heads, may_go, width, _right(sheet))
+    shared = _shared_words([row.get("case", "") for row in rows]) if left_out and len(rows) > 1 else []
+    if shared:
+        # Room for more backends.
+        rows = [row | {"case": " ".join(word for word in row["case"].split() if word not in shared)} for row in rows]
+        text, left_out = fitted(rows, heads, may_go, width, _right(sheet))
     lines = text.splitlines()
     if colour and sheet.tones:
         # The lines are laid out without colours, which have no width.
@@ -165,9 +171,17 @@ def _grid(sheet: Sheet, width: int, colour: bool, limit: int | None) -> str:
             for line, tone in zip(lines[head:], sheet.tones, strict=False)
         ]
     lines += _more(sheet, rows)
+    if shared:
+        lines.append(filled(f"every case: {' '.join(shared)}", width))
     if left_out:
         lines.append(filled(f"omitted to fit the width: {', '.join(left_out)}", width))
     return "\n".join(lines)
+
+
+def _shared_words(cases: Sequence[str]) -> list[str]:
+    """Return the words that all cases have."""
+    first, *others = (case.split() for case in cases)
+    return [word for word in first if all(word in other for other in others)]
 
 
 def _heads(sheet: Sheet) -> list[str]:
