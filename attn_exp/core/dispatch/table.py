@@ -18,7 +18,7 @@ EXPORT_SCHEMA, EXPORT_VERSION = "attn_exp.picks", 1
 # A model's use of attention, and the pass whose time decides: training runs forward and backward.
 Mode = Literal["inference", "training"]
 MODES: dict[Mode, str] = {"inference": "forward", "training": "step"}
-_AGAIN = "make it again with attn-exp pick SWEEP out={path}"
+_AGAIN = "attn-exp pick SWEEP out=FILE makes one"
 # The facts that times on a device depend on, besides the packages of backends.
 _FACTS = {"cuda": ("gpu", "cuda", "cudnn", "driver"), "cpu": ("cpu", "cpu_threads")}
 _PACKAGES = {"cuda": ("torch", "triton"), "cpu": ("torch",)}
@@ -142,23 +142,22 @@ def read_table(path: Path) -> DispatchTable:
     Raises:
         UserError: the file cannot be read, has another schema, is no table, or was changed since it was written.
     """
-    again = _AGAIN.format(path=path)
     try:
         whole = msgspec.json.decode(read_whole(path, _LARGEST))
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}): attn-exp pick SWEEP out=FILE makes one") from error
+        raise UserError(f"{path} cannot be read ({error.strerror}): {_AGAIN}") from error
     except NOT_DECODED as error:
-        raise UserError(f"{path} is not a dispatch table ({error}): {again}") from error
+        raise UserError(f"{path} is not a dispatch table ({error}): {_AGAIN}") from error
     if not isinstance(whole, Mapping) or not {"schema", "sha256", "table"} <= whole.keys():
-        raise UserError(f"{path} is not a dispatch table: {again}")
+        raise UserError(f"{path} is not a dispatch table: {_AGAIN}")
     if whole["schema"] != SCHEMA:
-        raise UserError(f"{path} has schema {brief(repr(whole['schema']))}, and this version reads {SCHEMA}: {again}")
+        raise UserError(f"{path} has schema {brief(repr(whole['schema']))}, and this version reads {SCHEMA}: {_AGAIN}")
     if whole["sha256"] != _hash(whole["table"]):
-        raise UserError(f"{path} was changed after it had been written, its hash does not fit: {again}")
+        raise UserError(f"{path} was changed after it had been written, its hash does not fit: {_AGAIN}")
     try:
         return msgspec.convert(whole["table"], DispatchTable)
     except (*NOT_DECODED, UserError) as error:
-        raise UserError(f"{path} is not a dispatch table ({error}): {again}") from error
+        raise UserError(f"{path} is not a dispatch table ({error}): {_AGAIN}") from error
 
 
 def _hash(content: Any) -> str:
