@@ -80,8 +80,9 @@ def fresh():
     assert F.scaled_dot_product_attention is SDPA
 
 
-def qkv(length, grad=False, **more):
-    return tuple(torch.randn(1, 2, length, 8, requires_grad=grad, **more) for _ in range(3))
+def qkv(length, grad=False):
+    generator = torch.Generator().manual_seed(length)
+    return tuple(torch.randn(1, 2, length, 8, generator=generator, requires_grad=grad) for _ in range(3))
 
 
 def operators(function, *arguments, **keys):
@@ -89,6 +90,11 @@ def operators(function, *arguments, **keys):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         function(*arguments, **keys)
     return {event.key for event in profile.key_averages()}
+
+
+def gradients_close(one, other):
+    """Compare gradients of another summation order: each sums up to `length` terms of about 10, some to zero."""
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-4)
 
 
 @pytest.mark.parametrize("length", PICKS)
@@ -101,7 +107,7 @@ def test_the_picked_backend_runs_and_computes_the_same(picks, length, mode):
     out, expected = picks.attention(q, k, v, is_causal=True), SDPA(q, k, v, is_causal=True)
     torch.testing.assert_close(out, expected)
     if mode == "training":
-        torch.testing.assert_close(*(torch.autograd.grad(one.square().sum(), (q, k, v)) for one in (out, expected)))
+        gradients_close(*(torch.autograd.grad(one.square().sum(), (q, k, v)) for one in (out, expected)))
         with torch.no_grad():
             assert OPERATOR[PICKS[length][0]] in operators(picks.attention, q, k, v, is_causal=True)
 
@@ -188,7 +194,7 @@ def test_training_compiles_through_autograd_with_the_picked_operators(picks):
             flash = "aten::_scaled_dot_product_flash_attention_for_cpu_backward" in ran
             assert flash == (PICKS[length][1] == "flash"), length
             eager = gradients(lambda *given: 2 * SDPA(*given, is_causal=True), q, k, v)
-            torch.testing.assert_close(gradients(compiled, q, k, v), eager)
+            gradients_close(gradients(compiled, q, k, v), eager)
 
 
 def test_autocast_decides_the_dtype(loaded):
