@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import gc
+import os
 import pickle
 import signal
 from collections.abc import Iterator
@@ -21,12 +22,12 @@ for _number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, lambda *_: None)
 # How long a generated example takes says nothing on a machine that runs other tests beside. The examples are those of
-# every run, so that a failure is the change's.
+# every run, so that a failure is the change's; `make fuzz` draws others.
 # The tests for GPUs generate nothing, and run where only the package's own needs are installed.
 with contextlib.suppress(ImportError):
     from hypothesis import settings
 
-    settings.register_profile("attn_exp", deadline=None, derandomize=True)
+    settings.register_profile("attn_exp", deadline=None, derandomize="ATTN_EXP_FUZZ" not in os.environ)
     settings.load_profile("attn_exp")
 
 
