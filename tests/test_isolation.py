@@ -2,7 +2,7 @@ import json
 import signal
 
 import pytest
-from cli import QUICK, TRACKED, interrupt, left_behind, records, run, runs, start, wait_for
+from cli import QUICK, TRACKED, interrupt, records, run, runs, start, wait_for, wait_for_end
 
 from attn_exp.core.record.file import FILE_NAME
 
@@ -33,7 +33,7 @@ def test_a_sweep_of_bad_backends_beside_good_ones_loses_nothing(tmp_path):
     for name in ("eager", "flash"):
         assert found[name].status == "ok"
         assert found[name].metrics["forward/time_us"] > 0
-    assert left_behind(tmp_path) == []
+    wait_for_end(tmp_path)
 
     stored = runs(tmp_path)
     assert len(stored) == 1 + len(found)
@@ -65,13 +65,10 @@ def test_an_interrupt_ends_a_sweep_and_the_same_command_goes_on(tmp_path):
         wait_for(lambda name=name, count=count: len(list(tmp_path.glob(f"multirun/cut/{name}-*/{FILE_NAME}"))) >= count)
         out, err = interrupt(process, number)
         assert "Traceback" not in err
-        if number == signal.SIGKILL:
-            assert process.returncode == -number
-            wait_for(lambda: not left_behind(tmp_path))
-        else:
-            assert process.returncode == 130
+        wait_for_end(tmp_path)
+        assert process.returncode == (-number if number == signal.SIGKILL else 130)
+        if number != signal.SIGKILL:
             assert "sweep=cut" in out.splitlines()[-1]
-            assert left_behind(tmp_path) == []
             assert "RUNNING" not in {status for _, status, _ in runs(tmp_path)}
         kept, before = before, _times(records(tmp_path, "cut"))
         assert len(before) < 9
@@ -92,7 +89,7 @@ def test_an_interrupt_before_the_first_job_leaves_nothing(tmp_path):
     wait_for(lambda: (tmp_path / "multirun" / "early").exists())
     _, err = interrupt(process)
     assert "Traceback" not in err
-    assert left_behind(tmp_path) == []
+    wait_for_end(tmp_path)
 
 
 @pytest.mark.parametrize("isolation", ["fresh", "none"])
@@ -101,7 +98,7 @@ def test_the_other_isolations_measure_the_same_jobs(tmp_path, isolation):
     assert done.returncode == 0, done.stderr
     statuses = {name: record.status for name, record in records(tmp_path, "x").items()}
     assert statuses == {"eager": "ok", "flash": "ok", "cudnn": "unsupported"}
-    assert left_behind(tmp_path) == []
+    wait_for_end(tmp_path)
 
 
 @pytest.fixture(scope="module")
