@@ -1,9 +1,14 @@
 import json
+import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from cli import QUICK, TRACKED, interrupt, records, run, runs, start, wait_for, wait_for_end
 
+from attn_exp.core.host.process import descendants, kill_all
 from attn_exp.core.record.file import FILE_NAME
 
 BAD = {
@@ -146,3 +151,12 @@ def test_a_record_that_cannot_be_read_is_named_kept_and_measured_again(two):
 
 def _times(found):
     return {record.request.job: record.finished_at for record in found.values()}
+
+
+def test_a_killed_process_has_given_its_memory_back():
+    program = "held = b'x' * (200 << 20); print(flush=True); input()"
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        kill_all({one for one in descendants(os.getpid()) if one[0] == child.pid})
+        assert Path(f"/proc/{child.pid}/statm").read_text().split()[0] == "0"

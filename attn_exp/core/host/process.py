@@ -12,14 +12,16 @@ import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-# Again for processes that were started meanwhile, but not for ever: one that waits for a device does not end.
-_KILLS = 10
+# When to look again for processes that were started meanwhile or have not ended yet: a second in all, since one that
+# waits for a device may never end.
+_AGAIN_AFTER_S = tuple(0.001 * 2**turn for turn in range(10))
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
@@ -130,13 +132,17 @@ def descendants(pid: int) -> set[tuple[int, str]]:
 
 
 def kill_all(processes: set[tuple[int, str]]) -> None:
-    """Kill processes as `descendants` returns them, with what has come of them since."""
-    for _ in range(_KILLS):
+    """Kill processes as `descendants` returns them, with what has come of them since, and wait for their end.
+
+    One that is still being taken apart holds its memory, that of a GPU too.
+    """
+    for after_s in _AGAIN_AFTER_S:
         processes = {one for one in processes if one[1] and _started(one[0]) == one[1]}
         if not processes:
             return
         processes = processes.union(*(descendants(pid) for pid, _ in processes))
         _kill([pid for pid, _ in processes])
+        time.sleep(after_s)
 
 
 def pid_namespace() -> str:
@@ -148,12 +154,13 @@ def pid_namespace() -> str:
 
 
 def _started(pid: int) -> str:
-    """Return when a process started, in clock ticks since the machine did; empty if there is no such process."""
+    """Return when a process started, in clock ticks since the machine did; empty if there is none, or it has ended."""
     try:
         fields = Path("/proc", str(pid), "stat").read_bytes().rsplit(b")", 1)[1].split()
     except OSError:
         return ""
-    return fields[19].decode()  # the 22nd of proc(5)
+    # The third and the 22nd of proc(5); a zombie has ended.
+    return "" if fields[0] == b"Z" else fields[19].decode()
 
 
 def _kill(processes: list[int]) -> None:
