@@ -137,11 +137,6 @@ def wait_for(condition: Callable[[], object], seconds: float = 240.0) -> None:
         time.sleep(0.05)
 
 
-def wait_for_end(cwd: Path) -> None:
-    """Wait until no process that a run in `cwd` started is left; one that was killed takes a moment to be gone."""
-    wait_for(lambda: not left_behind(cwd))
-
-
 def interrupt(process: subprocess.Popen[str], number: int = signal.SIGINT) -> tuple[str, str]:
     """Send a signal to the process alone; what it printed until it was gone."""
     process.send_signal(number)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from cli import QUICK, TRACKED, complaints, environment, finished, records, run, runs, start, wait_for_end
+from cli import QUICK, TRACKED, complaints, environment, finished, left_behind, records, run, runs, start
 from inprocess import typed
 
 from attn_exp.core.record.file import FILE_NAME
@@ -183,7 +183,7 @@ def test_six_jobs_from_another_folder(six):
     statuses = {(record.request.backend["name"], record.status) for record in found.values()}
     assert statuses == {("flash", "ok"), ("cudnn", "unsupported")}
     assert sum(tags.get("attn_exp.kind") == "job" for _, _, tags in runs(folder)) == 6
-    wait_for_end(folder)
+    assert left_behind(folder) == []
 
 
 def test_what_the_sweep_prints_fits_the_terminal_and_says_what_is_next(six):
@@ -298,7 +298,7 @@ def test_a_typo_kills_the_worker_that_was_started_ahead(tmp_path):
     done = run("batch=0", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.endswith("attn-exp: batch=0 is not a whole number from 1 to 1,048,576\n")
-    wait_for_end(tmp_path)
+    assert left_behind(tmp_path) == []
 
 
 def test_the_requests_configuration_holds_no_secret(six):

@@ -3,7 +3,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from cli import QUICK, TRACKED, on_terminal, run, wait_for_end
+from cli import QUICK, TRACKED, left_behind, on_terminal, run
 from fakes import make_record, make_request, make_timing
 
 from attn_exp.commands.duel import main, rivals_of
@@ -103,7 +103,7 @@ def test_a_duel_of_three_runs_in_one_process_and_leaves_one_run(tmp_path):
     assert len(list(folder.glob("*/record.json"))) == 3
     assert (folder / "ratios.png").stat().st_size > 5_000
     assert not (tmp_path / "mlruns").exists()
-    wait_for_end(tmp_path)
+    assert left_behind(tmp_path) == []
 
 
 def test_on_a_terminal_a_duel_says_what_it_does_to_its_end_and_breaks_no_line_within_a_number(tmp_path):

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli import QUICK, TRACKED, interrupt, records, run, runs, start, wait_for, wait_for_end
+from cli import QUICK, TRACKED, interrupt, left_behind, records, run, runs, start, wait_for
 
 from attn_exp.core.host.process import descendants, kill_all
 from attn_exp.core.record.file import FILE_NAME
@@ -38,7 +38,7 @@ def test_a_sweep_of_bad_backends_beside_good_ones_loses_nothing(tmp_path):
     for name in ("eager", "flash"):
         assert found[name].status == "ok"
         assert found[name].metrics["forward/time_us"] > 0
-    wait_for_end(tmp_path)
+    assert left_behind(tmp_path) == []
 
     stored = runs(tmp_path)
     assert len(stored) == 1 + len(found)
@@ -70,10 +70,13 @@ def test_an_interrupt_ends_a_sweep_and_the_same_command_goes_on(tmp_path):
         wait_for(lambda name=name, count=count: len(list(tmp_path.glob(f"multirun/cut/{name}-*/{FILE_NAME}"))) >= count)
         out, err = interrupt(process, number)
         assert "Traceback" not in err
-        wait_for_end(tmp_path)
-        assert process.returncode == (-number if number == signal.SIGKILL else 130)
-        if number != signal.SIGKILL:
+        if number == signal.SIGKILL:
+            assert process.returncode == -number
+            wait_for(lambda: not left_behind(tmp_path))
+        else:
+            assert process.returncode == 130
             assert "sweep=cut" in out.splitlines()[-1]
+            assert left_behind(tmp_path) == []
             assert "RUNNING" not in {status for _, status, _ in runs(tmp_path)}
         kept, before = before, _times(records(tmp_path, "cut"))
         assert len(before) < 9
@@ -94,7 +97,7 @@ def test_an_interrupt_before_the_first_job_leaves_nothing(tmp_path):
     wait_for(lambda: (tmp_path / "multirun" / "early").exists())
     _, err = interrupt(process)
     assert "Traceback" not in err
-    wait_for_end(tmp_path)
+    assert left_behind(tmp_path) == []
 
 
 @pytest.mark.parametrize("isolation", ["fresh", "none"])
@@ -103,7 +106,7 @@ def test_the_other_isolations_measure_the_same_jobs(tmp_path, isolation):
     assert done.returncode == 0, done.stderr
     statuses = {name: record.status for name, record in records(tmp_path, "x").items()}
     assert statuses == {"eager": "ok", "flash": "ok", "cudnn": "unsupported"}
-    wait_for_end(tmp_path)
+    assert left_behind(tmp_path) == []
 
 
 @pytest.fixture(scope="module")

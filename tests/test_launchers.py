@@ -26,7 +26,6 @@ from cli import (
     run,
     runs,
     wait_for,
-    wait_for_end,
 )
 from filelock import FileLock
 from inprocess import typed
@@ -89,7 +88,7 @@ def test_each_case_has_one_gpu_and_each_gpu_one_job_at_a_time(tmp_path):
     assert sorted(cases) == [f"GPU-fake-{index}" for index in range(4)]
     assert sum(len(own) for own in cases.values()) == 8
     assert [line[:7] for line in out.splitlines()[:24]] == [f"[{number:>2}/24]" for number in range(1, 25)]
-    wait_for_end(tmp_path)
+    assert left_behind(tmp_path) == []
     assert not (tmp_path / "multirun" / "four" / ".launch").exists()
 
 
@@ -119,7 +118,7 @@ def test_whatever_ends_the_parent_ends_its_workers_and_the_same_command_goes_on(
     wait_for(lambda: len(list(tmp_path.glob(f"multirun/cut/*/{FILE_NAME}"))) >= 3)
     out, err = interrupt(process, number)
     assert "Traceback" not in err
-    wait_for_end(tmp_path)
+    wait_for(lambda: left_behind(tmp_path) == [])
     if number != signal.SIGKILL:
         assert process.returncode == 130
         assert "sweep=cut" in out.splitlines()[-1]
@@ -150,7 +149,7 @@ def test_stop_on_ends_all_tasks(tmp_path):
     assert (process.returncode, complaints(subprocess.CompletedProcess([], 0, "", err))) == (1, [])
     assert out.count("stopped at the first crashed job (stop_on), shot-") == 1
     assert len(found(tmp_path, "k")) < 30
-    wait_for_end(tmp_path)
+    assert left_behind(tmp_path) == []
 
 
 # Tasks in other processes: of submitit's local executor, and of a Ray that the command starts.
@@ -200,7 +199,7 @@ def test_jobs_of_several_processes_end_in_one_sweep(tmp_path, launcher, request)
     assert "RUNNING" not in {status for _, status, _ in runs(tmp_path)}
     assert len(finished(ran)) == 6
     assert (tmp_path / "multirun" / "x" / "table.txt").read_text() in ran.stdout
-    wait_for_end(tmp_path)
+    wait_for(lambda: left_behind(tmp_path) == [])
 
 
 def tasks_of(cwd: Path) -> list[int]:
@@ -231,7 +230,7 @@ def test_a_killed_task_is_told_retriable_and_no_hang(tmp_path, launcher):
     told = {str(record.reason).split(":")[0] for record in crashed}
     assert told == {"task 0 died", f"all tasks of {launcher} had ended"}
     assert f"{len(crashed)} jobs without a result; try again with: " in out
-    wait_for_end(tmp_path)
+    wait_for(lambda: left_behind(tmp_path) == [])
     if launcher == "slurm":
         done(sleepy(*command, cwd=tmp_path))
         assert {record.status for record in found(tmp_path, "x")} == {"ok"}
@@ -252,7 +251,7 @@ def test_no_task_outlives_its_parent(tmp_path, launcher, number):
     wait_for(lambda: tasks_of(tmp_path) and stored(tmp_path))
     out, err = interrupt(process, number)
     assert "Traceback" not in err
-    wait_for_end(tmp_path)
+    wait_for(lambda: left_behind(tmp_path) == [])
     if number == signal.SIGINT:
         assert process.returncode == 130
         assert "sweep=x" in out.splitlines()[-1]
@@ -294,7 +293,7 @@ def test_tasks_that_are_still_queued_when_all_is_done_are_cancelled_and_not_wait
     assert "died" not in out
     assert len(found(tmp_path, "x")) == 2
     wait_for(lambda: (slurm / "job-1234_1").read_text() == "cancelled")
-    wait_for_end(tmp_path)
+    wait_for(lambda: left_behind(tmp_path) == [])
 
 
 def test_what_slurm_refuses_is_told_in_its_words(tmp_path, slurm):

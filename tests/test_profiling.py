@@ -1,7 +1,7 @@
 import sqlite3
 
 import pytest
-from cli import QUICK, TRACKED, records, run, wait_for_end
+from cli import QUICK, TRACKED, left_behind, records, run
 from inprocess import typed as in_process
 
 import attn_exp.worker.__main__ as worker
@@ -46,7 +46,7 @@ def test_profilers_that_work_raise_crash_and_hang_never_cost_the_timing_and_the_
         assert "died in profiler=segfaults" in (found["hangs"].reason or "")
     unsupported = records(tmp_path, "a")["cudnn"]
     assert (unsupported.status, unsupported.profiles) == ("unsupported", {})
-    wait_for_end(tmp_path)
+    assert left_behind(tmp_path) == []
 
     with sqlite3.connect(tmp_path / "mlruns" / "mlflow.db") as database:
         stored = dict(database.execute("select key, value from metrics where key like 'works/%'"))
@@ -65,7 +65,7 @@ def test_a_profiler_that_hangs_is_killed_after_its_own_time_and_the_timing_kept(
     assert done.returncode == 0, done.stderr
     hung = profiles(tmp_path)["hangs"]
     assert (hung.status, hung.reason) == ("failed", "profiling took longer than 1 s and was killed")
-    wait_for_end(tmp_path)
+    assert left_behind(tmp_path) == []
 
 
 def test_a_job_is_done_once_it_has_every_profile_that_is_asked_for(tmp_path, monkeypatch):

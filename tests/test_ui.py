@@ -142,4 +142,4 @@ def test_a_real_server_answers_and_ctrl_c_leaves_no_child(tmp_path: Path) -> Non
         process.send_signal(signal.SIGINT)
         code = process.wait(240)
     assert (code, process.stderr.read()) == (0, "")
-    cli.wait_for_end(tmp_path)
+    cli.wait_for(lambda: not cli.left_behind(tmp_path))

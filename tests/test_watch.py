@@ -113,7 +113,7 @@ def test_the_process_ends_with_its_worker_even_if_the_driver_hangs(tmp_path):
     variables = {"PYTHONPATH": os.pathsep.join([str(TESTS / "fake_nvml"), str(TESTS.parent)]), "FAKE_NVML": "hangs=0"}
     marked = os.environ | variables | {"ATTN_EXP_TEST": str(tmp_path)}
     subprocess.run([sys.executable, "-c", program], env=marked, check=True)
-    cli.wait_for_end(tmp_path)
+    cli.wait_for(lambda: not cli.left_behind(tmp_path))
 
 
 class Root:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli import run, runs, wait_for_end
+from cli import left_behind, run, runs
 from fakes import make_request
 
 from attn_exp.attention.error import tensor_error
@@ -181,7 +181,7 @@ def test_a_poisoned_worker_is_replaced_and_the_sweep_goes_on(tmp_path):
     statuses = {name: record.status for name, record in found.items()}
     expected = {"flash": "ok", "cudnn": "ok", "efficient": "ok", "asserts": "error", "takesallmemory": "out_of_memory"}
     assert statuses == expected, {name: record.reason for name, record in found.items()}
-    wait_for_end(tmp_path)
+    assert left_behind(tmp_path) == []
     assert {status for _, status, _ in runs(tmp_path)} == {"FINISHED", "FAILED"}
 
 

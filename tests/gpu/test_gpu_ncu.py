@@ -1,7 +1,7 @@
 """Nsight Compute on a GPU, through the command line: what it counts agrees with what was timed."""
 
 import pytest
-from cli import records, run, wait_for_end
+from cli import left_behind, records, run
 
 from attn_exp.backends.package import Unavailable
 from attn_exp.profilers.ncu_program import find_program
@@ -42,5 +42,5 @@ def test_counters_agree_with_the_timing(tmp_path, backend):
         assert any(name.startswith(f"{direction}/stall_") for name in at)
     assert not [kernel.name for kernel in profile.kernels if "spin_kernel" in kernel.name]
     assert "profiles/ncu/report.ncu-rep" in profile.files
-    wait_for_end(tmp_path)
+    assert left_behind(tmp_path) == []
     print(f"{backend}: {profile.seconds:.0f} s", {name: f"{value:.4g}" for name, value in sorted(at.items())})
