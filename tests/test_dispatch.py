@@ -94,7 +94,7 @@ def operators(function, *arguments, **keys):
 
 def gradients_close(one, other):
     """Compare gradients of another summation order: each sums up to `length` terms of about 10, some to zero."""
-    torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-4)
+    torch.testing.assert_close(one, other, rtol=1.3e-6, atol=1e-4)
 
 
 @pytest.mark.parametrize("length", PICKS)

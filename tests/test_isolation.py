@@ -152,10 +152,6 @@ def test_a_record_that_cannot_be_read_is_named_kept_and_measured_again(two):
     assert records(home, "two")["eager"].status == "ok"
 
 
-def _times(found):
-    return {record.request.job: record.finished_at for record in found.values()}
-
-
 def test_a_killed_process_has_given_its_memory_back():
     program = "held = b'x' * (200 << 20); print(flush=True); input()"
     command = [sys.executable, "-c", program]
@@ -163,3 +159,7 @@ def test_a_killed_process_has_given_its_memory_back():
         child.stdout.readline()
         kill_all({one for one in descendants(os.getpid()) if one[0] == child.pid})
         assert Path(f"/proc/{child.pid}/statm").read_text().split()[0] == "0"
+
+
+def _times(found):
+    return {record.request.job: record.finished_at for record in found.values()}
