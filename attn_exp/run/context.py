@@ -193,8 +193,6 @@ def _exclusive(folder: Path, sweep: str) -> Iterator[None]:
         # FileLock goes on trying where no file can be made at all, as in /proc.
         (folder / LOCK_NAME).lstat()
         raise already_running(sweep) from error
-    except NotImplementedError:
-        pass  # a file system without locks
     try:
         yield
     finally:
