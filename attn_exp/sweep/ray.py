@@ -1,7 +1,7 @@
 """hydra/launcher=ray: tasks on a Ray cluster.
 
-Ray is used directly: hydra-ray-launcher pins cloudpickle 2.2.1 where MLflow's packages need 3, brings the cloud's
-packages along, and loses all results if one task dies.
+Ray is used directly: hydra-ray-launcher 1.2.2 needs cloudpickle<3 and joblib 1.6 a newer one; it needs boto3 as well,
+and raises for the whole sweep if one task dies.
 """
 
 import logging
