@@ -12,7 +12,7 @@ from attn_exp.core.record.window import Window
 from attn_exp.core.text import figures
 
 SCHEMA = 1
-METHOD_VERSION = "4"
+METHOD_VERSION = "5"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,8 +29,9 @@ class Timing:
             share of sampled time in which calls and flushes ran; `cpu` adds the calls per sample. `kernel` adds the
             union and span of a call's kernels in microseconds and the number of their streams.
         flags: problems while sampling.
-        blocks: the round, begin and end of each block of calls, in seconds since 1970. A round is one block, or
-            several.
+        blocks: the round, begin and end of each block of calls, in seconds since 1970. A round is one block.
+        clocks_mhz: the mean SM clock of each block, by stamps on the GPU before and after it; empty if unknown.
+        uncounted: the clock and the samples of each block that was repeated because its clock was below the highest.
     """
 
     timer: str
@@ -41,6 +42,8 @@ class Timing:
     notes: dict[str, float] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
     blocks: tuple[tuple[int, float, float], ...] = ()
+    clocks_mhz: tuple[float, ...] = ()
+    uncounted: tuple[tuple[float, tuple[float, ...]], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +53,27 @@ class Kernel:
     name: str
     count: float
     time_us: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Paired:
+    """How a pass compares with the same pass of the job `base`, with which it was measured in turns.
+
+    Two jobs whose chains of bases end at the same job compare by the difference of their sums of `log_ratio`.
+
+    Attributes:
+        base: the name of the job; the job's own name if the others are compared with it.
+        log_ratio: the mean over rounds of log(time / time of the base).
+        half: the half-width of its 95 % interval.
+        rounds: how many rounds both have.
+        timing: the samples of the base if it was measured before and again beside this job; else its record has them.
+    """
+
+    base: str
+    log_ratio: float = 0.0
+    half: float = 0.0
+    rounds: int = 0
+    timing: Timing | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +151,8 @@ class PassRecord:
             name is the one in `record.json`.
         work: a block's work; None without a block, where the work follows from the case.
         timings: the ranking timer's samples, then those of secondary timers.
+        paired: the comparison with the rival that the others of its turns are compared with; None if the job was
+            measured alone.
         disagreements: the pairs of timers that contradict each other.
         flags: the flags of the record that follow from the pass's own samples.
         window: clock, power and energy while the ranking timer's blocks ran.
@@ -147,6 +173,7 @@ class PassRecord:
     took: str | None = None
     work: Work | None = None
     timings: tuple[Timing, ...] = ()
+    paired: Paired | None = None
     disagreements: tuple[Disagreement, ...] = ()
     flags: tuple[str, ...] = ()
     window: Window | None = None
