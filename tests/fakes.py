@@ -19,7 +19,7 @@ from attn_exp.core.case.case import Case
 from attn_exp.core.record.checked import TensorError
 from attn_exp.core.record.record import Kernel, PassRecord, Record, Timing
 from attn_exp.core.record.request import Measuring, Request
-from attn_exp.timers.gpu import MARK
+from attn_exp.timers.gpu import MARK, Span
 from attn_exp.timers.trace import Activity
 
 CASE = Case(
@@ -32,7 +32,7 @@ MEASURING = Measuring(
     min_rounds=2,
     max_rounds=2,
     budget_s=0.01,
-    regime="sustained",
+    regime="burst",
     passes=("forward", "backward"),
     seed=123,
 )
@@ -93,6 +93,8 @@ class FakeGpu:
     host_us: float = 0.0
     queue_free_us: float = 0.0
     log: list[tuple[str, float]] = field(default_factory=list)
+    # The mean clock in MHz between two moments of the queue.
+    clock_mhz: Callable[[float, float], float] | None = None
 
     def now_us(self) -> float:
         return self.host_us
@@ -133,6 +135,16 @@ class FakeGpu:
                 self.synchronize()
 
         return run
+
+    def stamp(self) -> float:
+        self._put("stamp", 0.0)
+        return self.queue_free_us
+
+    def span(self, first: float, second: float) -> Span | None:
+        """As the GPU's: its mean clock from `clock_mhz`, which is none here."""
+        if self.clock_mhz is None:
+            return None
+        return Span(self.clock_mhz(first, second), first / 1e6, second / 1e6)
 
     def slept_us(self) -> list[float]:
         """The lengths of the blockers so far."""

@@ -45,7 +45,7 @@ _OF_CASE = (
     "layout", "device", "seed",
 )  # fmt: skip
 # A judgement needs timed calls, and few of them.
-_BRIEF = {"min_rounds": 2, "max_rounds": 2, "budget_s": 0.01, "patience_s": 0, "settle_s": 0}
+_BRIEF = {"min_rounds": 2, "max_rounds": 2, "budget_s": 0.01}
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ again restores the numbers.
 """
 
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -59,6 +59,10 @@ class Contents:
 
     def change(self, direction: str) -> None:
         """Change what a pass reads: of a forward some of q, k and v, of a backward the output's gradient."""
+        change_all([self], direction)
+
+    def chosen(self, direction: str) -> set[str]:
+        """Draw the names of the tensors to change."""
         chosen = {"d_out"} if direction != "forward" else set[str]()
         if direction != "backward":
             operands = [name for name in self.tensors if name != "d_out" and not (self._latent and name == "v")]
@@ -66,9 +70,11 @@ class Contents:
                 chosen |= set(operands)
             else:
                 chosen |= set(_DICE.sample(operands, _DICE.randint(1, len(operands))))
-        for name in chosen:
-            negate(self.tensors[name])
-        self._negated ^= chosen
+        return chosen
+
+    def toggle(self, chosen: Collection[str]) -> None:
+        """Note that the named tensors have changed their sign."""
+        self._negated ^= set(chosen)
         if self._latent and "k" in chosen:
             self._negated ^= {"v"}
 
@@ -116,6 +122,18 @@ class Contents:
             q, k, v = operands
             return replace(seeded, q_bhsd=q, k_bhsd=k, v_bhsd=v, d_out_bhsd=d_out)
         return replace(seeded, operands=tuple(operands), d_out=d_out)
+
+
+def change_all(several: Sequence[Contents], direction: str) -> None:
+    """Change what a pass of several rivals reads, alike; memory that some share is changed once."""
+    chosen, changed = several[0].chosen(direction), set[int]()
+    for contents in several:
+        for name in chosen:
+            tensor = contents.tensors[name]
+            if tensor.data_ptr() not in changed:
+                changed.add(tensor.data_ptr())
+                negate(tensor)
+        contents.toggle(chosen)
 
 
 def _place(tensor: torch.Tensor) -> tuple[int, int]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 UNDECIDED = 1
 _MARGIN = 0.01
 # A round is short: it is the rounds that are compared, and they take turns.
-_WAY = ("stopping.min_rounds=7", "stopping.max_rounds=9", "stopping.settle_s=0.5", "isolation=fresh", "tracker=none")
+_WAY = ("stopping.min_rounds=7", "stopping.max_rounds=9", "isolation=fresh", "tracker=none")
 # Fixed work beside the case, on a backend that no package but torch changes.
 _CANARIES = {
     "cpu": ("backend=eager", "dtype=fp32", "model=gpt2", "batch=1", "seq_len=128"),

@@ -1,5 +1,6 @@
 """`attn-exp worker`: measures the job of a folder again, in this process."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,11 @@ def run(given: Arguments) -> int:
     return measure_again(Path(given.words[0]), once=given.get("once", False))
 
 
-def run_here(folder: Path, device: Any) -> Any:
-    """Measure the job in a folder in this process, for `isolation=none`; return the device for the next one."""
-    from attn_exp.worker.__main__ import run_folder
+def run_here(folders: Sequence[Path], beside: Path | None, device: Any) -> Any:
+    """Measure jobs in this process, for `isolation=none`; return the device for the next ones."""
+    from attn_exp.worker.__main__ import run_jobs
 
-    return run_folder(folder, device)[0]
+    return run_jobs(folders, device, beside=beside)[0]
 
 
 COMMAND = Command(

@@ -26,12 +26,14 @@ from attn_exp.core.record.request import Compile, Measuring, Request, backend_la
 from attn_exp.core.record.status import STATUSES
 from attn_exp.core.source import described, identity
 
-REGIMES = ("sustained", "burst")
+REGIMES = ("burst", "sustained")
 COMPILE_MODES = ("none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 L2_STATES = ("cold", "written")
 GOLDS = ("float32", "eager")
 # Options that are younger than the identity, as every job has them that does not set them.
-_LATER = {"patience_s": 5.0, "settle_s": 3.0, "determinism": False, "accumulate": False, "gold": "float32"}
+_LATER = {"determinism": False, "accumulate": False, "gold": "float32"}
+# The regime in the identity of a job. `sustained` was the default of methods 1 to 4.
+_REGIMES_HASHED = {"burst": "sustained", "sustained": "under load"}
 # Fields of a case that are younger than the identity, which has them where they are set.
 _LATER_FIELDS = {
     "prefix": None,
@@ -258,7 +260,7 @@ def _measuring(config: dict[str, Any], device: str) -> Measuring:
         # A forward has nothing to accumulate.
         "accumulate": config["accumulate"] and passes != ("forward",),
         "gold": config["gold"],
-        **{name: value for name, value in config["stopping"].items() if name != "regime"},
+        **config["stopping"],
     }
     for name in ("determinism", "accumulate"):
         if not isinstance(config[name], bool):
@@ -282,9 +284,8 @@ def _measuring(config: dict[str, Any], device: str) -> Measuring:
     if not 2 <= measuring.min_rounds <= measuring.max_rounds <= 10_000:
         given = f"stopping.min_rounds={measuring.min_rounds} stopping.max_rounds={measuring.max_rounds}"
         raise UserError(f"{given} cannot be met: set 2 <= min_rounds <= max_rounds <= 10000")
-    for name in ("budget_s", "patience_s", "settle_s"):
-        if not 0 <= getattr(measuring, name) <= 3600:
-            raise UserError(f"stopping.{name}={getattr(measuring, name)} is not between 0 and 3600 seconds")
+    if not 0 <= measuring.budget_s <= 3600:
+        raise UserError(f"stopping.budget_s={measuring.budget_s} is not between 0 and 3600 seconds")
     return measuring
 
 
@@ -340,10 +341,10 @@ def _identity(
         # As before there were other inputs.
         del parts["measuring"]["inputs"]
     for name, usual in _LATER.items():
-        # As before these could be chosen. Zero is the value of records from then, which is left out of `parts`.
-        value = parts["measuring"].pop(name, 0.0)
-        if value != usual:
-            parts["measuring"][name] = value
+        if parts["measuring"][name] == usual:
+            del parts["measuring"][name]
+    # The default has the name that it had: jobs are found again, and measured again by the newer method.
+    parts["measuring"]["regime"] = _REGIMES_HASHED[measuring.regime]
     if case.workload is None:
         # A case without a block around it keeps the identity that it had before there were workloads.
         del parts["case"]["workload"], parts["case"]["mlp_dim"]

@@ -1,23 +1,20 @@
 """The bench of all checks: a machine, a call on it, and how calls are timed and compared."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from attn_exp.attention.inputs import make_inputs
 from attn_exp.backends.base import Calls, load_backend
 from attn_exp.core.case.case import Case
-from attn_exp.core.record.record import Timing
 from attn_exp.core.record.request import Measuring, Request
-from attn_exp.core.stats.paired import MARGIN_FLOOR, abba_order
+from attn_exp.core.stats.paired import MARGIN_FLOOR
 from attn_exp.core.stats.summary import round_medians
 from attn_exp.timers import make_timer
 from attn_exp.timers.call import Call
-from attn_exp.timers.loop import Cost, Entry, sample, sample_rivals
-from attn_exp.timers.pace import Load, Pace
+from attn_exp.timers.loop import Entry, sample, sample_turns
 from attn_exp.timers.stopping import StoppingRule
 from attn_exp.worker.machine.device import Machine
-from attn_exp.worker.pacing import REST_S
 
 # Always seven rounds, so that every comparison costs the same.
 SEVEN = StoppingRule(precision=0.0, min_rounds=7, max_rounds=7, budget_s=0.0)
@@ -84,16 +81,6 @@ def flash_request(device: str, case: Case, measuring: Measuring) -> Request:
     )
 
 
-def rested(load: Load, costs: Sequence[Cost]) -> Pace:
-    """Let the device rest before every block."""
-    return Pace(rest_s=REST_S)
-
-
-def unrested(load: Load, costs: Sequence[Cost]) -> Pace:
-    """Sample at once."""
-    return Pace()
-
-
 def open_bench(device: str) -> Bench:
     """Open a machine, put it under load, and prepare attention of about a millisecond.
 
@@ -118,8 +105,8 @@ def median_us(bench: Bench, timer: str, call: Call) -> float:
 def side_by_side(bench: Bench, *calls: Call, rule: StoppingRule = SEVEN, rests: bool = False) -> list[list[float]]:
     """Return the round medians of each call in microseconds, interleaved, by the default timer.
 
-    With `rests` a GPU rests before every block, so that no power cap engages.
+    With `rests` a GPU rests between blocks for as long as keeps its highest clock, so that no power cap engages.
     """
     entries = [Entry(make_timer(bench.timer, bench.machine.gpu), call) for call in calls]
-    timings: list[Timing] = sample_rivals(entries, rule, order=abba_order, pace=rested if rests else unrested)
-    return [round_medians(timing.times_us, timing.rounds) for timing in timings]
+    timings = sample_turns(entries, rule, card=bench.machine.card if rests else None)
+    return [round_medians(timing.times_us, timing.rounds) for timing in timings if timing is not None]

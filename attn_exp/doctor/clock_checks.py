@@ -13,7 +13,7 @@ import torch
 
 from attn_exp.core.host.hardware import datasheet_peak
 from attn_exp.core.record.flags import timing_flags
-from attn_exp.core.stats.paired import PairedComparison, abba_order, compare_pair, margin_from_aa
+from attn_exp.core.stats.paired import PairedComparison, compare_pair, margin_from_aa
 from attn_exp.doctor.bench import (
     MEASURING,
     SEVEN,
@@ -22,13 +22,12 @@ from attn_exp.doctor.bench import (
     attention,
     flash_request,
     median_us,
-    rested,
     side_by_side,
 )
 from attn_exp.timers import make_timer
 from attn_exp.timers.call import Call
 from attn_exp.timers.gpu import SLEEP_CYCLES_PER_US
-from attn_exp.timers.loop import Entry, sample, sample_rivals
+from attn_exp.timers.loop import Entry, sample, sample_turns
 from attn_exp.timers.stopping import StoppingRule
 from attn_exp.worker.measure import measure
 
@@ -187,8 +186,8 @@ def timers_agree(bench: Bench) -> Finding:
         _, calls = attention("cuda", batch=batch, length=length)
         entries = [Entry(make_timer(name, gpu), calls.forward) for name in ("device", "kernel", "graph")]
         # With rest before every block: a profiler session begins with a pause, after which a capped GPU is faster.
-        timings = sample_rivals(entries, SEVEN, order=abba_order, pace=rested)
-        device_us, kernel_us, graph_us = (statistics.median(timing.times_us) for timing in timings)
+        timings = sample_turns(entries, SEVEN, card=bench.machine.card)
+        device_us, kernel_us, graph_us = (statistics.median(timing.times_us) for timing in timings if timing)
         limit = 0.01 * device_us if device_us >= 1000 else 2 + 0.03 * device_us
         passed &= agree(device_us, kernel_us, graph_us, limit)
         seen.append(
@@ -269,8 +268,8 @@ def _read_us(bench: Bench, megabytes: float) -> tuple[float, float]:
     return statistics.median(times[True]), statistics.median(times[False])
 
 
-# As sweeps measure a job by default.
-SUSTAINED = replace(MEASURING, also=(), precision=0.005, min_rounds=7, max_rounds=40, patience_s=5.0, settle_s=3.0)
+# As sweeps measure a job under load.
+SUSTAINED = replace(MEASURING, also=(), regime="sustained")
 _LOOP_S = 3.0
 
 

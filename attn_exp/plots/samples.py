@@ -98,10 +98,8 @@ def plot_ratios(records: Sequence[Record], verdicts: dict[str, list[PairedCompar
     for panel, (direction, comparisons) in zip(panels, verdicts.items(), strict=True):
         for colour, comparison in zip(COLOURS, comparisons[:_LONGEST_LEGEND], strict=False):
             first, second = records[comparison.a], records[comparison.b]
-            ratios = [
-                100 * (two / one - 1)
-                for one, two in zip(ranking_medians(first, direction), ranking_medians(second, direction), strict=True)
-            ]
+            own, other = ranking_medians(first, direction), ranking_medians(second, direction)
+            ratios = [100 * (other[number] / own[number] - 1) for number in own if number in other]
             label = f"{second.request.label} against {first.request.label}: {100 * comparison.effect:+.1f} %"
             panel.plot(range(1, len(ratios) + 1), ratios, "o-", color=colour, label=label, markersize=4, linewidth=1)
             panel.axhspan(100 * comparison.low, 100 * comparison.high, color=colour, alpha=0.2)

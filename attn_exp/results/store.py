@@ -9,7 +9,7 @@ from pathlib import Path
 from attn_exp.core.errors import is_inside
 from attn_exp.core.files import SHORT_BYTES, read_whole, short_text, write_first, write_whole
 from attn_exp.core.record.file import sound_record
-from attn_exp.core.record.record import Record
+from attn_exp.core.record.record import METHOD_VERSION, Record
 from attn_exp.core.record.request import Request
 from attn_exp.core.source import identity
 from attn_exp.results.there import HOME
@@ -22,11 +22,13 @@ _DIGITS = 10
 def done_record(request: Request, folder: Path) -> Record | None:
     """Return the record of a job that need not run again, or None.
 
-    A job runs again if its record is missing, broken, another's, of a failure that is retried, of another source of the
-    backend, or without a requested profile, or if the folder is a link that leads elsewhere.
+    A job runs again if its record is missing, broken, another's, of another method, of a failure that is retried, of
+    another source of the backend, or without a requested profile, or if the folder is a link that leads elsewhere.
     """
     record = sound_record(folder) if is_inside(folder, folder.parent) else None
     if record is None or not record.final or record.request.job != request.job:
+        return None
+    if record.method_version != METHOD_VERSION:
         return None
     if identity(record.request.source) != identity(request.source):
         # `attn-exp worker` measures a job's folder again with the source as it is then.

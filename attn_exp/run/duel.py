@@ -25,11 +25,10 @@ from attn_exp.core.stats.paired import PairedComparison, compare_all
 from attn_exp.core.text import at_width, half_text, percent_text
 from attn_exp.plots.samples import plot_ratios
 from attn_exp.results.calibration import device_key, margin_for
-from attn_exp.results.read import read_folder
 from attn_exp.results.store import user_path
 from attn_exp.results.table import time_text
 from attn_exp.run.context import SweepContext, open_context
-from attn_exp.run.worker import Outcome
+from attn_exp.run.job_queue import JobQueue
 
 # More than equal backends were observed to differ by on a busy machine.
 BUSY_MARGIN = 0.25
@@ -92,14 +91,14 @@ def run_duel(
         print("\n".join(f"would run {request.label}: {request.case.label()}" for request in requests))
         return True
     options = next(iter(resolved.values()))
-    # A duel always runs in a process of its own, and MLflow has sweeps only.
-    options["isolation"] |= {"name": "fresh"}
+    # A duel has a process of its own, and MLflow has sweeps only.
+    options["isolation"] |= {"name": "warm"}
     options["tracker"] = {"name": "none"}
     command = redacted(shlex.join(["attn-exp", "duel", *arguments]))
     context = open_context(options, command, print, kind="duel")
     line.show(f"measuring {' and '.join(request.label for request in requests)} side by side")
     try:
-        outcome = _measure(context, requests, gpus, line)
+        records = _measure(context, requests, gpus, line)
     except BaseException:
         line.close()
         context.abandon("KILLED")
@@ -107,12 +106,12 @@ def run_duel(
     # Importing what draws takes longer than drawing.
     line.show("drawing the plot")
     try:
-        return _finish(context, requests, outcome, line)
+        return _finish(context, records, line)
     finally:
         line.close()
 
 
-def _finish(context: SweepContext, requests: Sequence[Request], outcome: Outcome, line: LiveLine) -> bool:
+def _finish(context: SweepContext, records: Sequence[Record], line: LiveLine) -> bool:
     """Print and store what was measured; return whether there are verdicts."""
     folder = context.folder
 
@@ -121,11 +120,6 @@ def _finish(context: SweepContext, requests: Sequence[Request], outcome: Outcome
             print(at_width(text, sys.stdout), flush=True)
 
     context.stop()
-    if outcome.status is not None:
-        say(f"{outcome.status}: {outcome.reason}")
-        return False
-    by_job = {record.request.job: record for record in read_folder(folder).records()}
-    records = [by_job[request.job] for request in requests]
     measured = [record for record in records if record.status == "ok"]
     for record in records:
         if record.status != "ok":
@@ -134,7 +128,9 @@ def _finish(context: SweepContext, requests: Sequence[Request], outcome: Outcome
         say("there is nothing to compare: fewer than two rivals could be measured")
         return False
     margin = margin_for(device_key(measured[0].environment))
-    by_pass = {direction: compare_pairs(measured, direction, margin) for direction in requests[0].measuring.passes}
+    by_pass = {
+        direction: compare_pairs(measured, direction, margin) for direction in records[0].request.measuring.passes
+    }
     text = report(measured, by_pass)
     say(text)
     verdicts = {
@@ -151,13 +147,16 @@ def _finish(context: SweepContext, requests: Sequence[Request], outcome: Outcome
     return True
 
 
-def _measure(context: SweepContext, requests: Sequence[Request], gpus: Sequence[GpuInfo], line: LiveLine) -> Outcome:
-    """Run the duel in a worker process, which writes a record for each rival."""
+def _measure(
+    context: SweepContext, requests: Sequence[Request], gpus: Sequence[GpuInfo], line: LiveLine
+) -> list[Record]:
+    """Measure the rivals in turns in a worker process; return the record of each."""
     isolation = context.start(requests[0].device, gpus)
     on_gpu = [replace(request, gpu_uuid=context.gpu_uuid) for request in requests]
     write_whole(context.folder / DUEL_NAME, msgspec.yaml.encode(on_gpu))
-    isolation.submit(context.folder)
-    return isolation.wait(line.stage)
+    queue = JobQueue(isolation, context.folder, context.gpu_uuid)
+    queue.submit(requests)
+    return [queue.record(queue.wait(lambda stage, folder: line.stage(stage))) for _ in requests]
 
 
 def _request(letter: str, config: dict[str, Any], gpus: list[Any]) -> Request:

@@ -1,7 +1,7 @@
 """Isolation of jobs: they run in worker processes, or in this one."""
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,27 +9,31 @@ from attn_exp.core.errors import UserError
 from attn_exp.run.worker import Outcome, Worker
 from attn_exp.run.worker_process import check_patterns
 
-# Measures the job in a folder on the device that an earlier call returned (None at first), and returns that device.
-RunFolder = Callable[[Path, Any], Any]
+# Measures jobs in turns, beside another one or None, on the device that an earlier call returned (None at first), and
+# returns that device.
+RunFolder = Callable[[Sequence[Path], Path | None, Any], Any]
 
 
 class InProcess:
     """No isolation: jobs run here, by the worker's own function, which imports torch into this process."""
 
     def __init__(self, run_folder: RunFolder) -> None:
-        self._pending: deque[Path] = deque()
+        self._pending: deque[tuple[tuple[Path, ...], Path | None]] = deque()
+        self._done: deque[Path] = deque()
         self._run_folder = run_folder
         self._device: Any = None
 
-    def submit(self, folder: Path) -> None:
-        """Queue a job's folder."""
-        self._pending.append(folder)
+    def submit(self, *folders: Path, beside: Path | None = None) -> None:
+        """Queue the folders of jobs that are measured in turns; see `Worker.submit`."""
+        self._pending.append((folders, beside))
 
-    def wait(self, stage: Callable[[str], None] = lambda stage: None) -> Outcome:
-        """Run the oldest job, which says no stages."""
-        folder = self._pending.popleft()
-        self._device = self._run_folder(folder, self._device)
-        return Outcome(folder)
+    def wait(self, stage: Callable[[str, Path | None], None] = lambda stage, folder: None) -> Outcome:
+        """Run the oldest jobs, which say no stages."""
+        if not self._done:
+            folders, beside = self._pending.popleft()
+            self._device = self._run_folder(folders, beside, self._device)
+            self._done.extend(folders)
+        return Outcome(self._done.popleft())
 
     def close(self) -> None:
         """Drop queued jobs."""

@@ -1,10 +1,10 @@
-"""The queue of jobs that one isolation runs, one after another. Each ends as a record in its folder."""
+"""The queue of jobs that one isolation runs, case after case. Each ends as a record in its folder."""
 
 import contextlib
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,20 +15,22 @@ from attn_exp.core.files import read_whole, remove, write_whole
 from attn_exp.core.record.file import FILE_NAME, LOG_NAME, decode_record, read_record, write_record
 from attn_exp.core.record.profile import FOLDER as PROFILES
 from attn_exp.core.record.profile import Profile
-from attn_exp.core.record.record import Record
+from attn_exp.core.record.record import METHOD_VERSION, Record
 from attn_exp.core.record.request import REQUEST_NAME, Request
 from attn_exp.core.record.status import Status
 from attn_exp.core.redaction import redacted
 from attn_exp.run.isolation import InProcess
 from attn_exp.run.worker import Outcome, Worker
 
-# The name of a record that this version cannot read: of a newer one, or broken.
-ASIDE_NAME = "record.aside.json"
+# The name of a record that this version cannot read: of a newer one, or broken. And of one by another method.
+ASIDE_NAME, OTHER_METHOD_NAME = "record.aside.json", "record.method-{}.json"
 
 
 @dataclass(frozen=True)
 class _Pending:
     request: Request
+    # Those that are measured in turns have the same number.
+    group: int
     submitted_at: float
     # The content of a final `record.json`. If the job is repeated for its profiles, this record is kept until it is
     # replaced.
@@ -47,28 +49,44 @@ class JobQueue:
         self._folder = folder
         self._gpu_uuid = gpu_uuid
         self._pending: deque[_Pending] = deque()
+        self._groups = 0
         self.aside: list[str] = []
 
     @property
     def waiting(self) -> int:
-        """The number of jobs that are submitted and not collected."""
-        return len(self._pending)
+        """The number of groups with jobs that are submitted and not collected."""
+        return len({pending.group for pending in self._pending})
 
     @property
     def oldest(self) -> Request:
         """The job that `wait` waits for."""
         return self._pending[0].request
 
+    @property
+    def in_turns(self) -> dict[str, str]:
+        """The backends of the jobs that are measured in turns with the oldest, by the jobs' names."""
+        return {
+            one.request.job: str(one.request.backend["name"])
+            for one in self._pending
+            if one.group == self._pending[0].group
+        }
+
     def has(self, job: str) -> bool:
         """Return whether a job of this name is submitted and not collected."""
         return any(pending.request.job == job for pending in self._pending)
 
-    def submit(self, request: Request) -> None:
-        """Write the job's folder, remove what an earlier attempt left, and hand the folder over; keep a final record.
+    def submit(self, requests: Sequence[Request], beside: str | None = None) -> None:
+        """Hand over jobs that are measured in turns, beside a job of this name that has a record.
 
         Raises:
-            UserError: the folder is a link to somewhere outside the sweep's folder.
+            UserError: a job's folder is a link to somewhere outside the sweep's folder.
         """
+        self._groups += 1
+        folders = [self._made(request) for request in requests]
+        self._isolation.submit(*folders, beside=None if beside is None else self._folder / beside)
+
+    def _made(self, request: Request) -> Path:
+        """Write the job's folder, and remove what an earlier attempt left; keep a final record until it is replaced."""
         folder = self._folder / request.job
         if self._gpu_uuid is not None:
             request = replace(request, gpu_uuid=self._gpu_uuid)
@@ -86,15 +104,19 @@ class JobQueue:
             remove(folder / PROFILES)
         # Without waiting for the disk, for milliseconds: the same command writes it again.
         write_whole(folder / REQUEST_NAME, msgspec.yaml.encode(request), lasting=False)
-        self._pending.append(_Pending(request, time.time(), before))
-        self._isolation.submit(folder)
+        self._pending.append(_Pending(request, self._groups, time.time(), before))
+        return folder
 
     def _final(self, folder: Path) -> bytes | None:
         """Return the content of a job's record if it is final; one that cannot be read is kept under another name."""
         path = folder / FILE_NAME
         try:
             content = read_whole(path)
-            return content if decode_record(content, path).final else None
+            record = decode_record(content, path)
+            if record.final and record.method_version != METHOD_VERSION:
+                path.replace(folder / OTHER_METHOD_NAME.format(record.method_version))
+                return None
+            return content if record.final else None
         except OSError:
             return None
         except RecordError as error:
@@ -102,8 +124,8 @@ class JobQueue:
             self.aside.append(f"{error}: it is kept as {ASIDE_NAME}, and the job is measured again")
             return None
 
-    def wait(self, stage: Callable[[str], None] = lambda stage: None) -> Outcome:
-        """Wait until the oldest job is over; `stage` is called with what it does meanwhile."""
+    def wait(self, stage: Callable[[str, Path | None], None] = lambda stage, folder: None) -> Outcome:
+        """Wait until the oldest job is over; `stage` is called as by `Worker.wait`."""
         return self._isolation.wait(stage)
 
     def record(self, outcome: Outcome) -> Record:

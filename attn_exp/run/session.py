@@ -1,4 +1,4 @@
-"""The session of one `attn-exp run`: it runs jobs one after another, and keeps and logs their records."""
+"""The session of one `attn-exp run`: it runs jobs case after case, and keeps and logs their records."""
 
 import contextlib
 import math
@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
@@ -20,7 +20,7 @@ from attn_exp.core.errors import UserError
 from attn_exp.core.files import hidden_files, remove_litter
 from attn_exp.core.host.nvml import visible_gpus
 from attn_exp.core.live_line import LiveLine
-from attn_exp.core.record.record import Record
+from attn_exp.core.record.record import METHOD_VERSION, Record
 from attn_exp.core.record.request import Request
 from attn_exp.core.redaction import redacted
 from attn_exp.core.text import colours, terminal_width
@@ -46,7 +46,7 @@ _ROWS = 40
 
 
 class Session:
-    """Runs the jobs of one `attn-exp run` one after another, and keeps their records.
+    """Runs the jobs of one `attn-exp run` case after case, and keeps their records.
 
     Args:
         arguments: the command line as typed, for `command.txt` and for the command that finishes the sweep.
@@ -56,7 +56,7 @@ class Session:
             printed on standard output then.
 
     Attributes:
-        ahead: the number of jobs that may be queued behind the one that is measured.
+        ahead: the number of cases that may be queued behind the one that is measured.
         context: the folder, tracker, GPU and worker of the sweep; None until its first job.
     """
 
@@ -87,37 +87,69 @@ class Session:
         self._show = "auto"
         self._form = "table"
         self._queue: JobQueue | None = None
+        # The fastest job of each case that has a record, and its time.
+        self._fastest: dict[Any, tuple[float, Record]] | None = None
 
     def request(self, config: DictConfig) -> Request:
         """Return the request that a composed configuration describes. Raises UserError."""
         return request_from_config(resolved_config(config, self._arguments), self.gpus)
 
-    def submit(self, request: Request, config: Callable[[], DictConfig]) -> float:
-        """Queue a job, and return as soon as no more than `ahead` jobs are waiting.
+    def submit(self, requests: Sequence[Request], config: Callable[[], DictConfig]) -> float:
+        """Queue the jobs of one case, and return as soon as no more than `ahead` cases are waiting.
 
-        `config` composes its configuration. It is called for the first job only, since all jobs of a sweep share their
-        folder, tracker and isolation. Returned is the sum of the passes' median times in microseconds, for sweepers
-        that optimise; infinity if there is none, or none yet. Raises UserError if the job cannot be measured as typed.
+        Those that have no record are measured in turns, beside the fastest that has one. `config` composes the
+        configuration of the first. It is called for the first jobs only, since all jobs of a sweep share their folder,
+        tracker and isolation. Returned is the sum of the passes' median times of the last job in microseconds, for
+        sweepers that optimise; infinity if there is none, or none yet. Raises UserError if the jobs cannot be measured
+        as typed.
         """
         if self._queue is None:
             opened = self.open(config())
-            isolation = opened.start(request.device, self.gpus, worker=self._worker, run_folder=self._run_folder)
+            isolation = opened.start(requests[0].device, self.gpus, worker=self._worker, run_folder=self._run_folder)
             self._queue = JobQueue(isolation, opened.folder, opened.gpu_uuid)
         queue, context = self._queue, self.opened
-        if queue.has(request.job):
+        if any(queue.has(request.job) for request in requests):
             # Two combinations of choices may be the same job: the second one uses the first one's record.
             self._await(queue, 0)
-        done = done_record(request, context.folder / request.job)
-        if done is not None:
-            self.keep(done, request)
+        done, left = None, list[Request]()
+        for request in requests:
+            done = done_record(request, context.folder / request.job)
+            if done is None:
+                left.append(request)
+            else:
+                self.keep(done, request)
+        if not left:
             return _objective(done)
-        if request.device == "cpu":
+        if left[0].device == "cpu":
             # Nothing of ours may run while the CPU is measured.
             context.tracker.quiet()
         with self.writing():
-            queue.submit(request)
+            queue.submit(left, self._beside(left[0]))
+        self._running(queue)
+        return _objective(self._await(queue, self.ahead if left[0].device == "cuda" else 0))
+
+    def _running(self, queue: JobQueue) -> None:
         self.progress.running(queue.oldest.label)
-        return _objective(self._await(queue, self.ahead if request.device == "cuda" else 0))
+
+    def _beside(self, request: Request) -> str | None:
+        """Return the name of the fastest job of this case that was measured here before, on the same card."""
+        if self._fastest is None:
+            self._fastest = {}
+            for result in read_folder(self.opened.folder, may_be_empty=True).results:
+                if result.status == "ok" and result.method_version == METHOD_VERSION:
+                    self._note(result.record())
+        found = self._fastest.get(request.turns_key)
+        if found is None or found[1].request.gpu_uuid != self.opened.gpu_uuid or found[1].request.job == request.job:
+            return None
+        return found[1].request.job
+
+    def _note(self, record: Record) -> None:
+        """Note the record if it is the fastest of its case."""
+        if self._fastest is None or record.status != "ok" or record.method_version != METHOD_VERSION:
+            return
+        key, time_us = record.request.turns_key, _objective(record)
+        if key not in self._fastest or time_us < self._fastest[key][0]:
+            self._fastest[key] = time_us, replace(record, passes={}, telemetry=())
 
     def say(self, text: str) -> None:
         """Print a line: beside results for programs, on standard error."""
@@ -131,6 +163,7 @@ class Session:
     def keep(self, record: Record, request: Request) -> None:
         """Count a job that is done already, and log it if the tracker does not have it. `stop_on` may end the sweep."""
         self.progress.keep()
+        self._note(record)
         self.log(record)
         if self.progress.kept % _KEPT_AT_ONCE == 0:
             # Records queue up in memory, with all of their samples, while the store is still being opened.
@@ -214,20 +247,35 @@ class Session:
         return self.context
 
     def _await(self, queue: JobQueue, ahead: int) -> Record | None:
-        """Wait until no more than `ahead` jobs are queued; return the last record. `stop_on` may end the sweep."""
+        """Wait until no more than `ahead` cases are queued; return the last record. `stop_on` may end the sweep."""
         record = None
         while queue.waiting > ahead:
-            with self.writing():
-                record = queue.record(queue.wait(self.progress.line.stage))
-            self.finish(record)
+            # What was measured in turns is kept whole before a sweep ends.
+            ended, waiting = list[Record](), queue.waiting
+            while queue.waiting == waiting:
+                with self.writing():
+                    record = queue.record(queue.wait(self._stage))
+                self.finish(record)
+                ended.append(record)
             if queue.waiting:
-                self.progress.running(queue.oldest.label)
-            self._halt(record)
+                self._running(queue)
+            for one in ended:
+                self._halt(one)
         return record
+
+    def _stage(self, stage: str, folder: Path | None) -> None:
+        """Show what is done, and of which of several jobs."""
+        assert self._queue is not None
+        several = self._queue.in_turns
+        name = (
+            "" if len(several) < 2 else f"{len(several)} in turns" if folder is None else several.get(folder.name, "")
+        )
+        self.progress.line.stage(f"{stage} {name}".rstrip())
 
     def finish(self, record: Record) -> None:
         """Count a job that has ended, and log it."""
         self.progress.finished(record)
+        self._note(record)
         self.lost += not record.final
         for name, profile in record.profiles.items():
             if profile.reason:

@@ -1,4 +1,8 @@
-"""The worker: runs jobs in a process that it replaces, and finds out how a job ended that left no record."""
+"""The worker: runs jobs in a process that it replaces, and finds out how a job ended that left no record.
+
+Jobs that are measured in turns go to the process together. If it dies, the others are measured again in a new one, and
+whoever may be to blame alone: a job that dies alone is charged.
+"""
 
 import contextlib
 import json
@@ -25,7 +29,7 @@ LOG_BYTES = 16 << 20
 _END_S = 5.0
 # The worker's phase after each of its messages; it sends `profile` before each profiler.
 _PHASES = {"begin": "job", "profile": "profile", "end": "idle", "poisoned": "idle", "outdated": "idle"}
-# The stages of a job in the phase `job`, for people who wait.
+# The stages in the phase `job`, for people who wait: of a job, or of all that are measured in turns.
 _STAGES = ("check", "compile", "time")
 
 
@@ -42,8 +46,22 @@ class Outcome:
     profiling: bool = False
 
 
+@dataclass
+class _Run:
+    """Jobs that the process measures in turns: the folders without an outcome, and the one that is at work, if known.
+
+    `apart` says that their case has other jobs, which were measured without them.
+    """
+
+    message: str
+    folders: list[Path]
+    beside: Path | None = None
+    apart: bool = False
+    at: Path | None = None
+
+
 class Worker:
-    """Runs jobs in a worker process, one after another; with `reuse` in one process.
+    """Runs jobs in a worker process, one group after another; with `reuse` in one process.
 
     The limits are of each job, and of each profiler. `variables` are names and patterns of environment variables that
     the process gets besides those that computing needs.
@@ -63,9 +81,12 @@ class Worker:
         self.profiler_timeout_s = profiler_timeout_s
         self.variables = tuple(variables)
         self.python = python
-        self._pending: deque[Path] = deque()
+        self._runs: deque[_Run] = deque()
+        # The folders in the order of their submission, and what is known of them.
+        self._order: deque[Path] = deque()
+        self._outcomes: dict[Path, Outcome] = {}
         self._process: WorkerProcess | None = None
-        # How many of the pending jobs the process knows, and how many it has ended.
+        # How many of the runs the process knows, and how many it has ended.
         self._sent = self._served = 0
         # The phase is `start`, `idle`, `job` or `profile`; time limits count from its beginning.
         self._phase, self._since = "start", 0.0
@@ -79,25 +100,38 @@ class Worker:
         """Start the process; it imports torch while the parent goes on."""
         self._started()
 
-    def submit(self, folder: Path) -> None:
-        """Queue a job's folder."""
-        self._pending.append(folder)
+    def submit(self, *folders: Path, beside: Path | None = None) -> None:
+        """Queue the folders of jobs that are measured in turns, one by one without `reuse`.
+
+        `beside` is the folder of a job that has a record, and is measured beside them once more.
+        """
+        self._order.extend(folders)
+        if self.reuse:
+            self._add(folders, beside)
+        else:
+            for folder in folders:
+                self._add([folder], beside, apart=len(folders) > 1)
         self._send(self._started())
 
-    def wait(self, stage: Callable[[str], None] = lambda stage: None) -> Outcome:
+    def wait(self, stage: Callable[[str, Path | None], None] = lambda stage, folder: None) -> Outcome:
         """Wait for the oldest job: until it has a record, the worker dies, or the time limit is over.
 
-        `stage` is called with `check`, `compile`, `time` or `profile` when the job begins to do that.
+        `stage` is called with `check`, `compile`, `time` or `profile` when a job begins to do that, and with its
+        folder; with None when several do in turns.
         """
-        outcome = self._ended(stage)
-        cut_middle(outcome.folder / LOG_NAME, LOG_BYTES)
+        while self._order[0] not in self._outcomes:
+            self._step(stage)
+        folder = self._order.popleft()
+        outcome = self._outcomes.pop(folder)
+        cut_middle(folder / LOG_NAME, LOG_BYTES)
         # A worker may print secrets that it was told.
-        rewrite(outcome.folder / LOG_NAME, redacted)
+        rewrite(folder / LOG_NAME, redacted)
         return outcome
 
     def close(self) -> None:
         """Kill the process group and drop queued jobs."""
-        self._pending.clear()
+        for queue in (self._runs, self._order, self._outcomes):
+            queue.clear()
         self._kill()
 
     def interrupt(self) -> None:
@@ -114,15 +148,23 @@ class Worker:
             self._oom_kills = _oom_kills()
         return self._process
 
+    def _add(self, folders: Sequence[Path], beside: Path | None, *, apart: bool = False, first: bool = False) -> None:
+        """Queue a run, before all others if it is the rest of one."""
+        message = json.dumps(
+            {"folders": [str(folder) for folder in folders], "beside": beside and str(beside), "apart": apart}
+        )
+        (self._runs.appendleft if first else self._runs.append)(_Run(message, list(folders), beside, apart))
+
     def _send(self, process: WorkerProcess) -> None:
-        """Send the process the folders of all queued jobs, or only the first one if it is not reused."""
-        ahead = len(self._pending) if self.reuse else min(1, len(self._pending))
+        """Send the process all queued runs, or only the first one if it is not reused."""
+        ahead = len(self._runs) if self.reuse else min(1, len(self._runs))
         # If it is dead, `wait` will notice.
-        while self._sent < ahead and process.send(json.dumps(str(self._pending[self._sent]))):
+        while self._sent < ahead and process.send(self._runs[self._sent].message):
             self._sent += 1
 
-    def _ended(self, stage: Callable[[str], None]) -> Outcome:
-        folder = self._pending[0]
+    def _step(self, stage: Callable[[str, Path | None], None]) -> None:
+        """Read messages until one or more jobs have an outcome, or are queued again."""
+        run = self._runs[0]
         if self._phase == "idle":
             self._since = time.monotonic()
         while True:
@@ -134,13 +176,23 @@ class Worker:
                 self._kill()
                 continue
             if line is None:
-                return self._failed_outcome(process, folder)
-            if (word := _word(line, folder)) is None:
+                self._died(process, run)
+                return
+            if (found := _word(line, run)) is None:
                 continue
+            word, folder = found
             if word in (*_STAGES, "profile"):
-                stage(word)
+                run.at = folder
+                stage(word, folder)
             if word in _STAGES:
+                # Each job has the whole time to itself.
+                self._since = time.monotonic()
                 continue
+            if word == "done":
+                assert folder is not None
+                self._outcomes[folder] = Outcome(folder)
+                run.folders.remove(folder)
+                return
             self._phase = _PHASES.get(word, "idle")
             self._since = time.monotonic()
             if word == "begin":
@@ -149,12 +201,30 @@ class Worker:
                 # A module that was imported cannot be forgotten: another process loads the backend as it is now.
                 self._kill()
             if word in ("end", "poisoned"):
-                self._pending.popleft()
+                self._runs.popleft()
                 self._sent -= 1
                 self._served += 1
                 if word == "poisoned" or not self.reuse:
                     self._kill()
-                return Outcome(folder)
+                self._end(run, poisoned=word == "poisoned")
+                return
+
+    def _end(self, run: _Run, *, poisoned: bool) -> None:
+        """Take the jobs that have no record: queued again if the process could not go on."""
+        if poisoned and run.folders:
+            self._again(run)
+        else:
+            self._outcomes |= {folder: Outcome(folder) for folder in run.folders}
+
+    def _again(self, run: _Run) -> None:
+        """Queue the jobs of a run that broke off: those who may be to blame alone, the others together before them."""
+        suspects = run.folders if run.at is None else [folder for folder in run.folders if folder == run.at]
+        # Whoever was at work and has an outcome by now is known to be to blame.
+        others = [folder for folder in run.folders if folder not in suspects]
+        for folder in reversed(suspects):
+            self._add([folder], run.beside, apart=True, first=True)
+        if others:
+            self._add(others, run.beside, apart=run.apart, first=True)
 
     def _seconds_left(self) -> float | None:
         limit = self._limit_s()
@@ -165,14 +235,40 @@ class Worker:
         own = {"start": START_LIMIT_S, "profile": self.profiler_timeout_s}
         return own.get(self._phase, self.timeout_s)
 
-    def _failed_outcome(self, process: WorkerProcess, folder: Path) -> Outcome:
-        """Find out why there will be no record, and remove the process."""
+    def _died(self, process: WorkerProcess, run: _Run) -> None:
+        """Find out why there will be no record, and remove the process. Of several jobs, one alone is charged."""
         phase, limit, timed_out = self._phase, self._limit_s(), self._seconds_left() == 0.0
         began, profiling = phase in ("job", "profile"), phase == "profile"
         code = process.exit_code(0.0 if timed_out else _END_S)
         words = "" if began else process.last_words()
         self._kill()
-        self._pending.popleft()
+        self._runs.popleft()
+        if profiling or not began or len(run.folders) == 1:
+            charged = run.folders
+        else:
+            # Of several jobs one is charged that was at work alone when the time was over, else none yet.
+            charged = [folder for folder in run.folders if folder == run.at and timed_out and code is None]
+        for folder in charged:
+            self._outcomes[folder] = self._outcome(
+                folder, code, words, limit, phase, began=began, timed_out=timed_out, profiling=profiling
+            )
+        run.folders = [folder for folder in run.folders if folder not in charged]
+        if run.folders:
+            self._again(run)
+
+    def _outcome(
+        self,
+        folder: Path,
+        code: int | None,
+        words: str,
+        limit: float | None,
+        phase: str,
+        *,
+        began: bool,
+        timed_out: bool,
+        profiling: bool,
+    ) -> Outcome:
+        """Return how a job ended whose process died."""
         if code is None and timed_out:
             what = {"start": "the worker's start", "profile": "profiling"}.get(phase, "the job")
             return Outcome(folder, "timeout", f"{what} took longer than {limit} s and was killed", profiling)
@@ -191,11 +287,21 @@ class Worker:
             self._process, self._sent = None, 0
 
 
-def _word(line: str, folder: Path) -> str | None:
-    """Return the word of the worker's message about a job, or `ready`; None for what user code wrote into the pipe."""
-    job = json.dumps(str(folder))
-    words = (*_PHASES, *_STAGES)
-    return "ready" if line == "ready" else next((word for word in words if line.endswith(f"{word} {job}")), None)
+def _word(line: str, run: _Run) -> tuple[str, Path | None] | None:
+    """Return the word of the worker's message with the job that it is about, None for all of the run.
+
+    None for what user code wrote into the pipe.
+    """
+    if line == "ready":
+        return "ready", None
+    words = (*_PHASES, *_STAGES, "done")
+    about: list[tuple[str, Path | None]] = [(run.message, None)]
+    about += [(json.dumps(str(folder)), folder) for folder in _all_folders(run)]
+    return next(((word, folder) for word in words for text, folder in about if line.endswith(f"{word} {text}")), None)
+
+
+def _all_folders(run: _Run) -> list[Path]:
+    return [Path(folder) for folder in json.loads(run.message)["folders"]]
 
 
 def _oom_kills() -> int:

@@ -198,6 +198,23 @@ def combinations(overrides: Sequence[Override]) -> list[tuple[str, ...]]:
     return list(dict.fromkeys(map(tuple, BasicSweeper.split_arguments(list(overrides), None)[0])))
 
 
+# Keys that say who computes a case, and groups and keys below them.
+_OF_RIVALS = ("backend", "compile", "caches", "deterministic")
+
+
+def without_rivals(job: Overrides) -> tuple[str, ...]:
+    """Return the overrides of a job that do not say who computes."""
+    return tuple(text for text in job if re.split(r"[.@=]", text.lstrip("+~"), maxsplit=1)[0] not in _OF_RIVALS)
+
+
+def case_by_case(jobs: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Return the jobs with those behind each other that differ in who computes, cases in the order that they had."""
+    cases: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+    for job in jobs:
+        cases.setdefault(without_rivals(job), []).append(job)
+    return [job for rivals in cases.values() for job in rivals]
+
+
 def parsed_combinations(words: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the words of each combination of values (`batch=1,8`). Raises UserError for what Hydra cannot read."""
     try:

@@ -5,8 +5,9 @@ done. This one checks each choice instead of each combination, composes a combin
 that are done, and lists the jobs if `dry_run=true`. Hydra finds it as the plugin `hydra_plugins.attn_exp`.
 """
 
+import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,20 @@ from attn_exp.config.compose import is_dry_run, isolation_options, resolved_conf
 from attn_exp.core.case.case import Case
 from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.host.nvml import GpuInfo
-from attn_exp.core.record.record import Record
 from attn_exp.core.record.request import Request
 from attn_exp.results.store import done_record
 from attn_exp.run.session import Session
 from attn_exp.sweep.launcher import Launcher
 from attn_exp.sweep.parallel import launch
-from attn_exp.sweep.product import Composer, check_choices, check_shared, combinations, varied_keys
+from attn_exp.sweep.product import (
+    Composer,
+    case_by_case,
+    check_choices,
+    check_shared,
+    combinations,
+    varied_keys,
+    without_rivals,
+)
 from attn_exp.sweep.task_function import SessionTask, print_plan
 
 _LAUNCHERS = ("local_gpus", "slurm", "ray")
@@ -68,7 +76,7 @@ class _ProductSweep:
         self._session = session
         self._config = config
         self._composer = composer
-        self._jobs = composer.distinct(jobs)
+        self._jobs = case_by_case(composer.distinct(jobs))
 
     def run(self) -> None:
         """Check the choices, then run the jobs that are possible and not done, or list them if it is a dry run."""
@@ -92,10 +100,10 @@ class _ProductSweep:
         if launcher is not None:
             self._launch(launcher, checked)
             return
-        # The next job is composed while the worker measures this one.
+        # The next case is composed while the worker measures this one.
         self._session.ahead = 1
-        for overrides, job in self._possible(checked):
-            self._session.submit(job, lambda overrides=overrides: self._composer.case(overrides))  # type: ignore[misc]
+        for overrides, requests in self._cases(checked):
+            self._session.submit(requests, lambda overrides=overrides: self._composer.case(overrides))  # type: ignore[misc]
         self._session.drain()
 
     def _launcher(self, first: DictConfig) -> Launcher | None:
@@ -110,44 +118,44 @@ class _ProductSweep:
         return launcher
 
     def _launch(self, launcher: Launcher, checked: Requests) -> None:
-        first = self._composer.case(self._jobs[0])
-        self._session.open(first)
+        first, session = self._composer.case(self._jobs[0]), self._session
+        context = session.open(first)
         gpus = [gpu.uuid for gpu in launcher.gpus] if launcher.pinned else []
         settled: dict[Case, str | None] = {}
+        left = list[Request]()
+        for _, requests in self._cases(checked):
+            for request in requests:
+                done = done_record(request, context.folder / request.job)
+                if done is None:
+                    left.append(request)
+                    continue
+                session.keep(done, request)
+                if gpus:
+                    gpu = done.request.gpu_uuid
+                    settled.setdefault(done.request.case, gpu if gpu in gpus else None)
+        if left:
+            launch(session, launcher, isolation_options(resolved_config(first)), left, settled)
 
-        def settle(done: Record) -> None:
-            if gpus:
-                gpu = done.request.gpu_uuid
-                settled.setdefault(done.request.case, gpu if gpu in gpus else None)
+    def _cases(self, checked: Requests) -> Iterator[tuple[tuple[str, ...], list[Request]]]:
+        """Yield the possible jobs of each case that are to be measured in turns, with the overrides of the first.
 
-        requests = [request for _, request in self._possible(checked, settle)]
-        if requests:
-            launch(self._session, launcher, isolation_options(resolved_config(first)), requests, settled)
-
-    def _possible(
-        self, checked: Requests, settle: Callable[[Record], None] = lambda done: None
-    ) -> Iterator[tuple[tuple[str, ...], Request]]:
-        """Yield the jobs to run, and count those that are impossible or done; `settle` is called with those done."""
-        current = self._session
+        They are composed when they are asked for, and those that are impossible are counted.
+        """
         seen: set[str] = set()
-        for overrides in self._jobs:
-            request = checked.pop(overrides, None) or self._composer.request(overrides)
-            if isinstance(request, UserError):
-                current.impossible.append(f"{' '.join(overrides)}: {request}")
-                current.progress.total -= 1
-                continue
-            if request.job in seen:
-                # Two spellings of one job: batch=1,01.
-                current.progress.total -= 1
-                continue
-            seen.add(request.job)
-            context = current.context
-            done = done_record(request, context.folder / request.job) if context is not None else None
-            if done is not None:
-                current.keep(done, request)
-                settle(done)
-                continue
-            yield overrides, request
+        for _, jobs in itertools.groupby(self._jobs, key=without_rivals):
+            cases: dict[Any, tuple[tuple[str, ...], list[Request]]] = {}
+            for overrides in jobs:
+                request = checked.pop(overrides, None) or self._composer.request(overrides)
+                if isinstance(request, UserError):
+                    self._session.impossible.append(f"{' '.join(overrides)}: {request}")
+                    self._session.progress.total -= 1
+                elif request.job in seen:
+                    # Two spellings of one job: batch=1,01.
+                    self._session.progress.total -= 1
+                else:
+                    seen.add(request.job)
+                    cases.setdefault(request.turns_key, (overrides, []))[1].append(request)
+            yield from cases.values()
 
     def _list(self, checked: Requests) -> None:
         # That of the first job, as in a sweep that runs.

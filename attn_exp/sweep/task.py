@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from attn_exp.core.errors import UserError, first_line
 from attn_exp.core.files import be_as_private_as
@@ -58,17 +59,18 @@ def _measure(plan: LaunchPlan, board: TaskBoard, uuid: str | None) -> None:
     isolation = make_isolation(plan.isolation)
     assert isinstance(isolation, Worker)
     queue = JobQueue(isolation, Path(plan.folder), uuid)
-    requests = _requests(plan, board, uuid)
+    groups = _groups(plan, board, uuid)
     with _killed_on_stop(board, isolation) as stopped:
         more = True
         while not stopped.is_set() and (more or queue.waiting):
-            request = next(requests, None) if more else None
-            more = request is not None
-            if request is not None:
-                board.append("begin", request.job)
-                queue.submit(request)
-                # The worker reads the next job while it measures this one, except on a CPU, where it would disturb it.
-                if queue.waiting <= (1 if request.device == "cuda" else 0):
+            requests = next(groups, None) if more else None
+            more = requests is not None
+            if requests is not None:
+                for request in requests:
+                    board.append("begin", request.job)
+                queue.submit(requests)
+                # The worker reads the next jobs while it measures these, except on a CPU, where it would disturb them.
+                if queue.waiting <= (1 if requests[0].device == "cuda" else 0):
                     continue
             if queue.waiting:
                 outcome = queue.wait()
@@ -76,11 +78,17 @@ def _measure(plan: LaunchPlan, board: TaskBoard, uuid: str | None) -> None:
                     board.append("end", queue.record(outcome).request.job)
 
 
-def _requests(plan: LaunchPlan, board: TaskBoard, uuid: str | None) -> Iterator[Request]:
-    """Yield the jobs of one group after another: first of groups that belong to this GPU, then of others."""
+def _groups(plan: LaunchPlan, board: TaskBoard, uuid: str | None) -> Iterator[list[Request]]:
+    """Yield the jobs of one group after another: first of groups that belong to this GPU, then of others.
+
+    Those of a group that are measured otherwise, by another timer for instance, take no turns with each other.
+    """
     for group in _own(plan, uuid):
         if board.take(group):
-            yield from plan.groups[group].jobs
+            alike: dict[Any, list[Request]] = {}
+            for request in plan.groups[group].jobs:
+                alike.setdefault(request.turns_key, []).append(request)
+            yield from alike.values()
 
 
 def _own(plan: LaunchPlan, uuid: str | None) -> list[int]:

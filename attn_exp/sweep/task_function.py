@@ -35,7 +35,7 @@ class SessionTask:
             if is_dry_run(config):
                 print_plan(self.session, [request], Path(os.path.realpath(str(config.folder))))
                 return math.inf
-            return self.session.submit(request, lambda: config)
+            return self.session.submit([request], lambda: config)
         except UserError as error:
             # Hydra prints the overrides of a job that raises an Exception; the sentence is enough.
             raise SystemExit(error) from error

@@ -55,10 +55,10 @@ class EventTimer:
         _, pairs = enqueue(self.gpu, self.l2, call, 3)
         return Cost(statistics.median(times_us(self.gpu, pairs)), flush_us(self.gpu, self.l2))
 
-    def enqueue(self, call: Call, calls: int) -> tuple[Any, Callable[[], Block]]:
-        """Enqueue a block; return what the last call returned, and what waits for the block."""
-        last, pairs = enqueue(self.gpu, self.l2, call, calls)
-        return last, lambda: Block(times_us(self.gpu, pairs))
+    def enqueue(self, call: Call, calls: int) -> Callable[[], Block]:
+        """Enqueue a block behind what is in the queue; return what waits for it."""
+        _, pairs = enqueue(self.gpu, self.l2, call, calls)
+        return lambda: Block(times_us(self.gpu, pairs))
 
     def block(self, call: Call, calls: int) -> Block:
         """Make some calls until the queue is as full as in a long loop, then time `calls` calls."""

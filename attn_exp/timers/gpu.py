@@ -2,7 +2,9 @@
 
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 from time import perf_counter_ns
+from typing import Any
 
 import torch
 
@@ -12,7 +14,23 @@ SLEEP_CYCLES_PER_US = 1980
 # The name of the kernel that `torch.cuda._sleep` launches, which marks calls in traces. Ranges of NVTX belong to a
 # thread, and autograd launches backward kernels from its own.
 MARK = "spin_kernel"
-_EVENTS = 512
+_EVENTS = 1024
+# Pairs of stamps that may be in the queue and read later.
+_STAMPS = 64
+# The counters of the first multiprocessor. The grid has a block for each of them, twice: the scheduler fills all of
+# them first.
+_STAMP = r"""
+extern "C" __global__ void attn_exp_stamp(unsigned long long *stamp) {
+    unsigned int multiprocessor;
+    unsigned long long cycles, nanoseconds;
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(multiprocessor));
+    if (multiprocessor != 0) return;
+    asm volatile("mov.u64 %0, %%clock64;" : "=l"(cycles));
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(nanoseconds));
+    stamp[0] = cycles;
+    stamp[1] = nanoseconds;
+}
+"""
 # Bound before a backend is loaded: one that replaces them by accident does not reach the timers.
 _record: Callable[..., None] = torch.cuda.Event.record
 _query: Callable[..., bool] = torch.cuda.Event.query
@@ -21,6 +39,15 @@ _elapsed_time: Callable[..., float] = torch.cuda.Event.elapsed_time
 _sleep: Callable[[int], None] = torch.cuda._sleep
 _synchronize: Callable[[], None] = torch.cuda.synchronize
 _FLUSH_ROW = 4096
+
+
+@dataclass(frozen=True)
+class Span:
+    """What ran between two stamps: the mean clock of the multiprocessors in MHz, and begin and end in seconds."""
+
+    clock_mhz: float
+    begin_s: float
+    end_s: float
 
 
 class Gpu:
@@ -32,12 +59,22 @@ class Gpu:
         # the next call is timed. Sums of rows, since a sum of all elements would take two kernels.
         self._flush_buffer = torch.randn(2 * l2_bytes // 4 // _FLUSH_ROW, _FLUSH_ROW, device="cuda")
         self._flush_sums = torch.empty(len(self._flush_buffer), device="cuda")
-        # Reused, since creating an event costs as much host time as recording it. At most three blocks, of up to 101
+        # Reused, since creating an event costs as much host time as recording it. At most two blocks, of up to 404
         # events each, are in the queue at once.
         events = [torch.cuda.Event(enable_timing=True) for _ in range(_EVENTS)]
         for event in events:
             event.record()  # CUDA creates an event when it is first recorded, which takes longer
         self._events = itertools.cycle(events)
+        # Written by the GPU into the host's memory: reading them waits for nothing behind them.
+        self._stamps = itertools.cycle(torch.zeros(_STAMPS, 2, dtype=torch.int64, pin_memory=True).unbind())
+        self._grid = (2 * torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count, 1, 1)
+        self._stamp: Any = None
+        try:
+            self._stamp = torch.cuda._compile_kernel(_STAMP, "attn_exp_stamp")
+        except Exception:  # without NVRTC clocks are not known, and times are valid
+            self.no_clock = True
+        else:
+            self.no_clock = False
 
     def now_us(self) -> float:
         """Return the host time in microseconds."""
@@ -48,6 +85,24 @@ class Gpu:
         event = next(self._events)
         _record(event)
         return event
+
+    def stamp(self) -> torch.Tensor | None:
+        """Enqueue a stamp of the GPU's cycle counter and its clock; None if this GPU or PyTorch has no such kernel."""
+        if self.no_clock:
+            return None
+        stamp = next(self._stamps)
+        stamp.zero_()
+        self._stamp(grid=self._grid, block=(32, 1, 1), args=[stamp])
+        return stamp
+
+    def span(self, first: torch.Tensor | None, second: torch.Tensor | None) -> Span | None:
+        """Return what two stamps say that the queue has passed; None if they say nothing."""
+        if first is None or second is None:
+            return None
+        (cycles, begin_ns), (later_cycles, end_ns) = first.tolist(), second.tolist()
+        if not (begin_ns and end_ns - begin_ns > 0 and later_cycles - cycles > 0):
+            return None
+        return Span(1e3 * (later_cycles - cycles) / (end_ns - begin_ns), begin_ns / 1e9, end_ns / 1e9)
 
     def passed(self, event: torch.cuda.Event) -> bool:
         """Whether the queue has passed an event."""

@@ -34,7 +34,7 @@ class GraphTimer(DeviceTimer):
         self._replay = capture(call)
         return super().estimate(self._replay)
 
-    def enqueue(self, call: Call, calls: int) -> tuple[Any, Callable[[], Block]]:
+    def enqueue(self, call: Call, calls: int) -> Callable[[], Block]:
         """Enqueue replays of the call that `estimate` captured."""
         return super().enqueue(self._replay, calls)
 

@@ -1,43 +1,46 @@
-"""The sampling loop of all timers: warm up, sample in rounds, stop by a rule.
+"""The sampling loop of all timers: warm up, then sample rivals in turns, a block each a round, until a rule says stop.
 
-The clock is read in a timer's `block`: on a GPU CUDA events (event.py), on a CPU `perf_counter_ns` (cpu.py).
+The time is read in a timer's `block`: on a GPU CUDA events (event.py), on a CPU `perf_counter_ns` (cpu.py).
 """
 
 import contextlib
 import itertools
 import math
-import random
 import statistics
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from attn_exp.core.host.energy import moment
 from attn_exp.core.host.process import without_collections
 from attn_exp.core.record.record import Timing
-from attn_exp.core.stats.summary import round_medians
+from attn_exp.core.stats.interval import log_half_width
+from attn_exp.core.stats.paired import abba_order, paired_by_round
 from attn_exp.timers.call import Call
-from attn_exp.timers.pace import Load, Pace
-from attn_exp.timers.stopping import LONG_CALL_ROUNDS, StoppingRule
+from attn_exp.timers.card import LONG_CALL_US, Card
+from attn_exp.timers.gpu import Span
+from attn_exp.timers.stopping import StoppingRule
 
 WARM_UP_US = 15_000.0
 WARM_UP_CALLS = (3, 150)
-# The least rounds of a single call have so many samples, or take so long together: the interval needs many rounds more
-# than long ones. Rivals share a round, and with it clocks.
-LEAST_SAMPLES, ROUNDS_US, RIVALS_ROUND_US = 240, 30_000.0, 15_000.0
-# Blocks under which the device must not rest: the host has its time to enqueue the next one.
-LOAD_US = 10_000.0
-ROUND_CALLS = (1, 50)
+# A block of a rival's own calls; the first one of each block is not timed, since it follows another rival's.
+BLOCK_US = 15_000.0
+BLOCK_CALLS = (1, 50)
 # The launch queue holds about 1,024 kernels; a block that fills it stalls the host behind the blocker.
-ROUND_KERNELS = 800
-# Load again before the first round, if second opinions came between.
-_AGAIN_S = 0.1
-# Rounds of a call whose clock swings.
-_STRATA = 24
+BLOCK_KERNELS = 800
+# How often a block is repeated whose clock is below the highest, before it counts all the same.
+REPEATS = 3
+# After so many rounds a rival leaves that takes so many times as long as the fastest.
+SLOW_ROUNDS, SLOW = 5, 20.0
+# A rival whose ratio is surely off by more than this is decided.
+_DECIDED = 0.005
+# A stretch of `regime=sustained`: seconds of load before it and in it, and its blocks; below this share of time in
+# which calls and flushes ran it is repeated once.
+LEAD_S, STRETCH_S, STRETCH_BLOCK_US, STRETCH_CALLS, DUTY = 0.5, 1.0, 50_000.0, 200, 0.95
+# Rounds of the rule for each stretch, of which there are two at least.
+_ROUNDS_A_STRETCH = 10
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,11 @@ class Cost:
     around_us: float = 0.0
     kernels: float = 1.0
 
-    def calls_in(self, round_us: float) -> int:
-        """Return the number of calls that takes nearest to `round_us` and fits the launch queue."""
-        wanted = round(round_us / (self.time_us + self.around_us))
-        queue = math.floor(ROUND_KERNELS / max(1.0, self.kernels))
-        return max(ROUND_CALLS[0], min(ROUND_CALLS[1], wanted, queue))
+    def calls_in(self, block_us: float, most: int = BLOCK_CALLS[1]) -> int:
+        """Return the number of calls that takes nearest to `block_us` and fits the launch queue."""
+        wanted = round(block_us / (self.time_us + self.around_us))
+        queue = math.floor(BLOCK_KERNELS / max(1.0, self.kernels))
+        return max(BLOCK_CALLS[0], min(most, wanted, queue))
 
     @property
     def warm_up_calls(self) -> int:
@@ -76,12 +79,14 @@ class Block:
         flags: problems that occurred.
         notes: the timer's other figures.
         last: the last call's result, for as long as it is needed.
+        repeated_us: the time of calls that were measured again, because the host was late.
     """
 
     times_us: list[float]
     flags: tuple[str, ...] = ()
     notes: dict[str, float] = field(default_factory=dict)
     last: Any = None
+    repeated_us: float = 0.0
 
 
 class Timer(Protocol):
@@ -105,59 +110,9 @@ class Timer(Protocol):
 class Queueing(Protocol):
     """A timer whose blocks can be enqueued while the device still runs the one before."""
 
-    def enqueue(self, call: Call, calls: int) -> tuple[Any, Callable[[], Block]]:
-        """Enqueue a block; return what the last call returned, and what waits for the block."""
+    def enqueue(self, call: Call, calls: int) -> Callable[[], Block]:
+        """Enqueue a block; return what waits for it."""
         ...
-
-
-@dataclass
-class _Samples:
-    """The samples of one entry, block by block, and the rounds that the blocks make."""
-
-    blocks: list[list[float]] = field(default_factory=list)
-    spans: list[tuple[float, float]] = field(default_factory=list)
-    flags: set[str] = field(default_factory=set)
-    notes: dict[str, list[float]] = field(default_factory=dict)
-    busy_us: float = 0.0
-    # How many blocks are one round, or of a heavy call the number of rounds, each of which has blocks of all the time.
-    joined: int = 1
-    strata: int = 0
-
-    def add(self, done: "_Done", untimed: int, flush_us: float) -> None:
-        """Add a block's samples but the first `untimed`."""
-        block = done.block
-        self.spans.append(done.span)
-        self.busy_us += sum(block.times_us) + flush_us * len(block.times_us)
-        self.blocks.append(block.times_us[untimed:])
-        self.flags.update(block.flags)
-        for name, value in block.notes.items():
-            self.notes.setdefault(name, []).append(value)
-
-    def round_of(self, number: int) -> int:
-        """Return the round of a block; blocks behind the last complete round belong to that."""
-        if self.strata:
-            # In a random order each time, since neighbours in time are alike.
-            order = random.Random(number // self.strata).sample(range(self.strata), self.strata)
-            return order[number % self.strata]
-        return min(number, len(self.blocks) // self.joined * self.joined - 1) // self.joined
-
-    @property
-    def rounds(self) -> tuple[int, ...]:
-        """The index of each sample's round."""
-        return tuple(self.round_of(number) for number, times_us in enumerate(self.blocks) for _ in times_us)
-
-    @property
-    def times_us(self) -> tuple[float, ...]:
-        """All samples in time order."""
-        return tuple(itertools.chain.from_iterable(self.blocks))
-
-    def medians(self, complete: int) -> list[float]:
-        """Return the medians of the first rounds."""
-        return round_medians(self.times_us, self.rounds)[:complete]
-
-    def duty(self) -> float:
-        """Return the share of the time from the first block to the last in which calls and flushes ran."""
-        return min(1.0, self.busy_us / 1e6 / (self.spans[-1][1] - self.spans[0][0]))
 
 
 @dataclass(frozen=True)
@@ -168,277 +123,361 @@ class Entry:
         timer: its timer.
         call: the call to time.
         scope: the context manager that blocks are enqueued in.
-        kernels: how many kernels a call launches, which limits the calls of a round.
-        before_block: called with a block's number before it, for example to change the inputs.
-        after_block: called with a block's number and its last call's result, once that is enqueued.
+        kernels: how many kernels a call launches, which limits the calls of a block.
+        after_block: called with a block's round and its last call's result.
     """
 
     timer: Timer
     call: Call
     scope: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
     kernels: float = 1.0
-    before_block: Callable[[int], None] = lambda number: None
     after_block: Callable[[int, Any], None] = lambda number, last: None
 
 
+@dataclass
+class _Rival:
+    """An entry in its turns: its cost, and what was sampled. `left` says why it takes no more turns."""
+
+    entry: Entry
+    cost: Cost
+    blocks: list[list[float]] = field(default_factory=list)
+    rounds: list[int] = field(default_factory=list)
+    spans: list[tuple[float, float]] = field(default_factory=list)
+    clocks_mhz: list[float] = field(default_factory=list)
+    uncounted: list[tuple[float, tuple[float, ...]]] = field(default_factory=list)
+    duties: list[float] = field(default_factory=list)
+    flags: set[str] = field(default_factory=set)
+    notes: dict[str, list[float]] = field(default_factory=dict)
+    left: str = ""
+    failed: bool = False
+
+    @property
+    def long(self) -> bool:
+        """Whether a call fills a block alone, which then has no call that is not timed."""
+        return self.cost.time_us > LONG_CALL_US
+
+    @property
+    def calls(self) -> int:
+        """The timed calls of a block."""
+        return self.cost.calls_in(BLOCK_US)
+
+    def add(self, number: int, block: Block, host: tuple[float, float], span: Span | None, untimed: int = 0) -> None:
+        """Add a block that counts, without its first `untimed` samples."""
+        self.blocks.append(block.times_us[untimed:])
+        self.rounds.append(number)
+        self.spans.append(host)
+        if span is not None:
+            self.clocks_mhz.append(round(span.clock_mhz, 1))
+        self.flags.update(block.flags)
+        for name, value in block.notes.items():
+            self.notes.setdefault(name, []).append(value)
+
+    def medians(self) -> dict[int, float]:
+        """Return the median of each round by its number."""
+        return {number: statistics.median(times) for number, times in zip(self.rounds, self.blocks, strict=True)}
+
+    def median(self) -> float:
+        """Return the median of all samples."""
+        return statistics.median(itertools.chain.from_iterable(self.blocks))
+
+    def half(self) -> float:
+        """Return the half-width of the interval of the row itself."""
+        half = log_half_width(list(self.medians().values()), self.median())
+        return math.inf if half is None else half
+
+    def timing(self) -> Timing | None:
+        """Return what was sampled; None after a failure, or without a sample."""
+        if self.failed or not self.blocks:
+            return None
+        timer, clocks = self.entry.timer, self.clocks_mhz
+        return Timing(
+            timer=timer.name,
+            l2=timer.l2,
+            times_us=tuple(itertools.chain.from_iterable(self.blocks)),
+            rounds=tuple(number for number, times in zip(self.rounds, self.blocks, strict=True) for _ in times),
+            stop_reason=self.left,
+            notes={"calls_per_round": float(self.calls), "warm_up_calls": float(self.cost.warm_up_calls)}
+            | ({"flush_us": self.cost.around_us} if self.cost.around_us else {})
+            | ({"duty": min(self.duties)} if self.duties else {})
+            | {name: statistics.median(values) for name, values in self.notes.items()},
+            flags=tuple(sorted(self.flags)),
+            blocks=tuple(
+                (number, moment(begin), moment(end))
+                for number, (begin, end) in zip(self.rounds, self.spans, strict=True)
+            ),
+            clocks_mhz=tuple(clocks) if len(clocks) == len(self.blocks) else (),
+            uncounted=tuple(self.uncounted),
+        )
+
+
 def sample(timer: Timer, call: Call, rule: StoppingRule, *, kernels: float = 1.0, **options: Any) -> Timing:
-    """Sample one call; `options` are those of `sample_rivals`. Raises what the call raises."""
-    return sample_entry(Entry(timer, call, kernels=kernels), rule, **options)
+    """Sample one call; `options` are those of `sample_turns`. Raises what the call raises."""
+    (timing,) = sample_turns([Entry(timer, call, kernels=kernels)], rule, **options)
+    assert timing is not None
+    return timing
 
 
-def sample_entry(entry: Entry, rule: StoppingRule, **options: Any) -> Timing:
-    """Sample one entry; `options` are those of `sample_rivals`. Raises what the call raises."""
-    try:
-        return sample_rivals([entry], rule, **options)[0]
-    except RivalFailed as failed:
-        raise failed.cause from None
+def _raise(position: int, error: Exception, number: int | None) -> None:
+    raise error
 
 
-def sample_rivals(
+def sample_turns(
     entries: Sequence[Entry],
     rule: StoppingRule,
     *,
-    order: Callable[[int, int], Sequence[int]] = lambda rivals, index: range(rivals),
-    pace: Callable[[Load, Sequence[Cost]], Pace] = lambda load, costs: Pace(),
-    second_opinions: Callable[[], None] | None = None,
-    done: Callable[[int], None] = lambda position: None,
-) -> list[Timing]:
-    """Warm each call up as its timer runs it, then sample all in rounds until `rule` stops.
-
-    The next block is enqueued while the last one runs, if the timer can, so that the device does not rest between
-    blocks.
+    card: Card | None = None,
+    sustained: bool = False,
+    before_round: Callable[[int, bool], None] = lambda number, last: None,
+    done: Callable[[], None] = lambda: None,
+    failed: Callable[[int, Exception, int | None], None] = _raise,
+) -> list[Timing | None]:
+    """Warm each call up as its timer runs it, then sample all in turns until `rule` stops.
 
     Args:
         entries: the calls to time; inputs are built, graphs compiled, and each has run at least once.
-        rule: when to stop: by the median of a single call, by the pairwise ratios of several.
-        order: the order of the rivals in a round, from their number and the round's index.
-        pace: called once, after the warm-up, with a function that loads the device, and each call's cost. It returns
-            when to rest, and the least sampling time of a single call.
-        second_opinions: called once, between `pace` and the first round, for blocks of other timers at the same clocks.
-        done: called with the index of an entry whose block is done.
-
-    Raises:
-        RivalFailed: an entry raised.
+        rule: when to stop: by the ratios to the fastest, and by the median of that.
+        card: the GPU's clock; None on a CPU, and where the clock does not matter.
+        sustained: whether each rival runs alone under load, in stretches that take turns.
+        before_round: called before a round with its number, and whether it is the last one.
+        done: called after each block.
+        failed: called with the index of an entry that raised, its exception, and the round from 0 on, or None before
+            the first. The entry leaves, and the others go on, unless it raises.
 
     Returns:
-        One timing for each entry. Samples of different entries with the same round index were interleaved. Rivals make
-        equally many calls in a round, and each of their blocks begins with one more, which is no sample.
+        A timing for each entry, None if it failed. Samples of different entries with the same round were interleaved.
     """
-    entered = time.perf_counter()
-    costs = []
-    for position, entry in enumerate(entries):
-        with _naming(position):
-            costs.append(_warmed_up(entry))
-    longest_us, alone = max(cost.time_us for cost in costs), len(entries) == 1
-    least_rounds = rule.least_rounds(longest_us)
-    calls, untimed = min(costs[0].calls_in(ROUNDS_US / least_rounds), math.ceil(LEAST_SAMPLES / least_rounds)), 0
-    if not alone:
-        costs = _alike(entries, costs)
-        # A call's place in its block is part of its time: in a block of one, every call is the first after the others.
-        calls, untimed = min(cost.calls_in(RIVALS_ROUND_US) for cost in costs), 1
-        # Rivals have a budget that is enough for their ratio.
-        rule = replace(rule, patience_s=0.0)
-    all_samples = [_Samples() for _ in entries]
-    queue, at_load = _Queue(entries), max(calls, min(cost.calls_in(LOAD_US) for cost in costs))
-
-    def load(seconds: float) -> float:
-        found: list[list[float]] = [[] for _ in entries]
-        since = time.perf_counter()
-        while time.perf_counter() - since < seconds or not all(found):
-            for position in range(len(entries)):
-                for one in queue.put(position, at_load):
-                    found[one.position] += one.block.times_us
-        return sum(map(statistics.median, found))
-
-    chosen = pace(load, costs)
-    if not chosen.settled:
-        rule = replace(rule, precision=0.0)
-        for samples in all_samples:
-            samples.flags.add("unsettled")
-    if alone and chosen.least_s:
-        # The clock swings: each round has blocks from the whole time. Rivals swing together, and their ratio stays.
-        rule, calls = replace(rule, least_s=chosen.least_s, min_rounds=min(rule.min_rounds, LONG_CALL_ROUNDS)), at_load
-    if second_opinions is not None:
-        queue.drain()
-        second_opinions()
-        if chosen.least_s:
-            load(_AGAIN_S)
-    load_s = time.perf_counter() - entered
-    # Seconds of rest in all, and since the last one.
-    rested_s, burst_s = 0.0, math.inf
-
-    def add(finished: list[_Done]) -> None:
-        for one in finished:
-            if one.number is not None:
-                all_samples[one.position].add(one, untimed, costs[one.position].around_us)
-                done(one.position)
-
-    began, reason = time.perf_counter(), ""
+    turns = _Turns(rule, card, before_round, done, failed)
     # A collection inside a block would be timed as part of a call.
     with without_collections():
-        for index in itertools.count():
-            for position in order(len(entries), index):
-                if chosen.rest_s and (burst_s >= chosen.burst_s or not alone):
-                    add(queue.drain())
-                    time.sleep(chosen.rest_s)
-                    rested_s, burst_s = rested_s + chosen.rest_s, 0.0
-                since = time.perf_counter()
-                add(queue.put(position, untimed + calls, index))
-                burst_s += time.perf_counter() - since
-            elapsed_s = time.perf_counter() - began - rested_s
-            blocks = min(len(samples.blocks) for samples in all_samples)
-            if alone and chosen.least_s:
-                all_samples[0].strata = complete = min(_STRATA, blocks // 2)
-            else:
-                complete, rest = divmod(blocks, all_samples[0].joined)
-                complete = 0 if rest else complete
-            if complete < rule.least_rounds(longest_us) or elapsed_s < rule.least_s:
-                continue
-            medians = [samples.medians(complete) for samples in all_samples]
-            about = statistics.median(all_samples[0].times_us) if alone else None
-            reason = rule.verdict(_series(medians), longest_us, elapsed_s, about) or ""
-            if reason:
+        turns.warm_up(entries)
+        if sustained and card is not None:
+            turns.stretches()
+        else:
+            turns.rounds()
+    return [None if rival is None else rival.timing() for rival in turns.rivals]
+
+
+class _Turns:
+    def __init__(
+        self,
+        rule: StoppingRule,
+        card: Card | None,
+        before_round: Callable[[int, bool], None],
+        done: Callable[[], None],
+        failed: Callable[[int, Exception, int | None], None],
+    ) -> None:
+        self.rivals: list[_Rival | None] = []
+        self._rule, self._card = rule, card
+        self._before_round, self._done, self._failed = before_round, done, failed
+        self._measured_s = 0.0
+
+    def warm_up(self, entries: Sequence[Entry]) -> None:
+        """Estimate what each call costs, and make it until it is warm."""
+        for position, entry in enumerate(entries):
+            self.rivals.append(None)
+            try:
+                self.rivals[position] = _Rival(entry, _warmed_up(entry))
+            except Exception as error:  # any exception belongs to its entry
+                self._failed(position, error, None)
+
+    def rounds(self) -> None:
+        """Sample rounds of a block each until the rule stops, then one more round of all."""
+        for number in itertools.count():
+            standing = self._standing()
+            if not standing:
                 break
-            if complete >= rule.max_rounds and not all_samples[0].strata:
-                for samples in all_samples:
-                    samples.joined *= 2
-        add(queue.drain())
-    return [
-        Timing(
-            timer=entry.timer.name,
-            l2=entry.timer.l2,
-            times_us=samples.times_us,
-            rounds=samples.rounds,
-            stop_reason=reason,
-            notes={
-                "calls_per_round": float(calls * samples.joined),
-                "warm_up_calls": float(cost.warm_up_calls),
-                "load_s": load_s,
-            }
-            | ({"flush_us": cost.around_us} if cost.around_us else {})
-            | ({"duty": samples.duty()} if isinstance(entry.timer, Queueing) and alone else {})
-            | {name: statistics.median(values) for name, values in samples.notes.items()},
-            flags=tuple(sorted(samples.flags)),
-            blocks=tuple(
-                (samples.round_of(number), moment(begin), moment(end))
-                for number, (begin, end) in enumerate(samples.spans)
-            ),
-        )
-        for entry, samples, cost in zip(entries, all_samples, costs, strict=True)
-    ]
+            self._before_round(number, False)
+            self._round(number, standing)
+            self._look()
+        # Whoever computes otherwise after a while is found: these blocks are always checked.
+        if whole := [at for at, rival in enumerate(self.rivals) if rival is not None and not rival.failed]:
+            self._before_round(number, True)
+            self._round(number, whole)
 
+    def stretches(self) -> None:
+        """Sample each rival alone under load, in stretches that take turns."""
+        count = max(2, self._rule.min_rounds // _ROUNDS_A_STRETCH)
+        for number in range(count):
+            standing = self._standing()
+            self._before_round(number, number == count - 1)
+            for place in abba_order(len(standing), number):
+                self._turn(standing[place], number, self._stretch)
+        for rival in self._all():
+            rival.left = rival.left or "stretches"
 
-@dataclass(frozen=True)
-class _Done:
-    """A block that is done: of which entry, when it ran, and its number; None for load."""
+    def _all(self) -> list[_Rival]:
+        return [rival for rival in self.rivals if rival is not None]
 
-    position: int
-    block: Block
-    span: tuple[float, float]
-    number: int | None
+    def _standing(self) -> list[int]:
+        return [at for at, rival in enumerate(self.rivals) if rival is not None and not rival.left]
 
+    def _round(self, number: int, standing: Sequence[int]) -> None:
+        for place in abba_order(len(standing), number):
+            self._turn(standing[place], number, self._block)
 
-class _Queue:
-    """Enqueues blocks, and waits for all but the newest."""
+    def _turn(self, position: int, number: int, sample: "Callable[[_Rival, int], None]") -> None:
+        rival = self.rivals[position]
+        assert rival is not None
+        try:
+            with rival.entry.scope():
+                sample(rival, number)
+        except Exception as error:  # any exception belongs to its entry
+            rival.failed, rival.left = True, "failed"
+            self._failed(position, error, number)
+        self._done()
 
-    def __init__(self, entries: Sequence[Entry]) -> None:
-        self._entries = entries
-        self._waiting: deque[tuple[int, Callable[[], Block], float, int | None]] = deque()
-        self._ended = 0.0
-
-    def put(self, position: int, calls: int, number: int | None = None) -> list[_Done]:
-        """Enqueue a block of an entry; return those that are done. Raises RivalFailed if an entry raises."""
-        entry = self._entries[position]
-        with _naming(position, None if number is None else number + 1), entry.scope():
-            if number is not None:
-                entry.before_block(number)
+    def _block(self, rival: _Rival, number: int) -> None:
+        """Sample one block that counts; on a GPU at its highest clock, or after some tries at what it has."""
+        entry, card, untimed = rival.entry, self._card, 0 if rival.long else 1
+        call_us = rival.cost.time_us
+        repeats = 0 if "below_clock" in rival.flags else REPEATS
+        for attempt in range(repeats + 1):
+            if card is not None:
+                card.rest(call_us)
             began = time.perf_counter()
-            if isinstance(entry.timer, Queueing):
-                last, finish = entry.timer.enqueue(entry.call, calls)
-            else:
-                block = entry.timer.block(entry.call, calls)
-                last, block.last = block.last, None
-                finish = partial(_itself, block)
-            if number is not None:
-                entry.after_block(number, last)
-            del last
-        self._waiting.append((position, finish, began, number))
-        queues = isinstance(entry.timer, Queueing) and not getattr(entry.timer, "blocked", False)
-        return self._finished(1 if queues else 0)
+            first = card.gpu.stamp() if card is not None else None
+            block = entry.timer.block(entry.call, untimed + rival.calls)
+            second = card.gpu.stamp() if card is not None else None
+            last, block.last = block.last, None
+            span = _read(card, first, second)
+            ended = time.perf_counter()
+            self._measured_s += ended - began
+            if card is None or card.counts(None if span is None else span.clock_mhz) or call_us > LONG_CALL_US:
+                break
+            if attempt == repeats:
+                rival.flags.add("below_clock")
+                card.give_up()
+                break
+            assert span is not None
+            rival.uncounted.append((round(span.clock_mhz, 1), tuple(block.times_us[untimed:])))
+            last = None
+        rival.add(number, block, (began, ended), span, untimed)
+        entry.after_block(number, last)
 
-    def drain(self) -> list[_Done]:
-        """Wait for all blocks, and return them."""
-        return self._finished(0)
+    def _look(self) -> None:
+        """Let rivals leave that are slow, decided or precise, and the fastest when it is the last and precise."""
+        standing = [rival for rival in self._all() if not rival.left]
+        if not standing:
+            return
+        fastest = min((rival for rival in self._all() if not rival.failed), key=_Rival.median)
+        least = self._rule.least_rounds(fastest.median())
+        for rival in standing:
+            if rival is not fastest:
+                rival.left = self._verdict(rival, fastest, least)
+        others = [rival for rival in standing if rival is not fastest and not rival.left]
+        if fastest.left or others or len(fastest.blocks) < least:
+            return
+        fastest.left = "precise" if fastest.half() <= self._rule.precision else self._over(fastest, fastest.half())
 
-    def _finished(self, left: int) -> list[_Done]:
-        finished = []
-        while len(self._waiting) > left:
-            position, finish, began, number = self._waiting.popleft()
-            with _naming(position, None if number is None else number + 1):
-                block = finish()
-            began, self._ended = max(began, self._ended), time.perf_counter()
-            finished.append(_Done(position, block, (began, self._ended), number))
-        return finished
+    def _verdict(self, rival: _Rival, fastest: _Rival, least: int) -> str:
+        """Return why a rival leaves, or nothing."""
+        rounds = len(rival.blocks)
+        if rounds >= SLOW_ROUNDS and rival.median() > SLOW * fastest.median():
+            return "slow"
+        if rounds < least:
+            return ""
+        ratio = paired_by_round(rival.medians(), fastest.medians())
+        own = rival.half()
+        if own <= self._rule.stable and ratio is not None:
+            if ratio.half <= self._rule.precision:
+                return "precise"
+            if ratio.log_ratio - ratio.half > _DECIDED:
+                return "decided"
+        return self._over(rival, max(own, math.inf if ratio is None else ratio.half))
+
+    def _over(self, rival: _Rival, half: float) -> str:
+        """Return why a rival leaves that is not precise: rounds or time are over."""
+        return self._rule.over(len(rival.blocks), self._measured_s / len(self._all()), half)
+
+    def _stretch(self, rival: _Rival, number: int) -> None:
+        """Sample a stretch; one in which the GPU rested is repeated once."""
+        assert self._card is not None
+        entry, gpu = rival.entry, self._card.gpu
+        calls = rival.cost.calls_in(STRETCH_BLOCK_US, STRETCH_CALLS)
+        block_us = calls * (rival.cost.time_us + rival.cost.around_us)
+        lead, counted = (max(1, math.ceil(seconds * 1e6 / block_us)) for seconds in (LEAD_S, STRETCH_S))
+        numbers = [None] * lead + [number * _BLOCKS + min(at, _BLOCKS - 1) for at in range(counted)]
+        for attempt in range(2):
+            found = list(_in_a_row(entry, gpu, calls, len(numbers)))
+            newest = found[-1][0]
+            last, newest.last = newest.last, None
+            spans = [span for _, _, span in found[lead:] if span is not None]
+            duty = 1.0
+            if spans:
+                busy_us = sum(
+                    sum(one.times_us) + one.repeated_us + rival.cost.around_us * len(one.times_us)
+                    for one, _, _ in found[lead:]
+                )
+                duty = min(1.0, busy_us / 1e6 / (spans[-1].end_s - spans[0].begin_s))
+            if duty >= DUTY or attempt:
+                break
+        rival.duties.append(duty)
+        for index, (one, host, span) in zip(numbers, found, strict=True):
+            if index is not None:
+                rival.add(index, one, host, span)
+        entry.after_block(number, last)
 
 
-def _itself(block: Block) -> Block:
-    return block
+# The rounds of a stretch, by which rivals are paired: its blocks of 50 ms.
+_BLOCKS = math.ceil(STRETCH_S * 1e6 / STRETCH_BLOCK_US)
 
 
-class RivalFailed(Exception):
-    """The entry at `position` raised in a round (from 1 on), or before the first one; its exception is the cause."""
+def _in_a_row(
+    entry: Entry, gpu: Any, calls: int, count: int
+) -> Iterator[tuple[Block, tuple[float, float], Span | None]]:
+    """Yield so many blocks, with the host's time and the GPU's stamps, the next one enqueued while one runs.
 
-    def __init__(self, position: int, cause: Exception, round_: int | None = None) -> None:
-        super().__init__(str(cause))
-        self.position = position
-        self.cause = cause
-        self.round = round_
+    The last one has its last call's result.
+    """
+    waiting: list[tuple[Callable[[], Block], Any, Any, Any]] = []
+    began = time.perf_counter()
+
+    def finished(left: int) -> Iterator[tuple[Block, tuple[float, float], Span | None]]:
+        nonlocal began
+        while len(waiting) > left:
+            finish, first, second, end = waiting.pop(0)
+            block = finish()
+            gpu.wait(end)
+            ended = time.perf_counter()
+            yield block, (began, ended), gpu.span(first, second)
+            began = ended
+
+    for at in range(count):
+        first = gpu.stamp()
+        if at < count - 1 and isinstance(entry.timer, Queueing):
+            finish = entry.timer.enqueue(entry.call, calls)
+        else:
+            block = entry.timer.block(entry.call, calls)
+            if at < count - 1:
+                block.last = None
+            finish = _itself(block)
+        waiting.append((finish, first, gpu.stamp(), gpu.event()))
+        yield from finished(1)
+    yield from finished(0)
 
 
-@contextlib.contextmanager
-def _naming(position: int, round_: int | None = None) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # any exception must be assigned to its entry
-        raise RivalFailed(position, error, round_) from error
+def _itself(block: Block) -> Callable[[], Block]:
+    return lambda: block
+
+
+def _read(card: Card | None, first: Any, second: Any) -> Span | None:
+    """Return what two stamps say, of which the queue may not have passed the second one yet."""
+    if card is None:
+        return None
+    card.gpu.synchronize()
+    span: Span | None = card.gpu.span(first, second)
+    return span
 
 
 def _warmed_up(entry: Entry) -> Cost:
     with entry.scope():
         cost = entry.timer.estimate(entry.call)
         cost = replace(cost, kernels=max(cost.kernels, entry.kernels))
-        left, at_once = cost.warm_up_calls, cost.calls_in(RIVALS_ROUND_US)
+        left, at_once = cost.warm_up_calls, cost.calls_in(BLOCK_US)
         while left > 0:
             entry.timer.block(entry.call, min(left, at_once))
             left -= at_once
     return cost
-
-
-def _alike(entries: Sequence[Entry], costs: Sequence[Cost]) -> list[Cost]:
-    """Let the samples of all rivals that are means of calls have equally many, and return what they cost then.
-
-    It is as many as the shortest call needs, but no more than fill a round of the longest.
-    """
-    timers: list[Any] = [entry.timer for entry in entries]
-    if not all(hasattr(timer, "loops") for timer in timers):
-        return list(costs)
-    a_call_us = [cost.time_us / timer.loops for cost, timer in zip(costs, timers, strict=True)]
-    most = max(1, math.floor(RIVALS_ROUND_US / max(a_call_us)))
-    loops = min(most, max(timer.loops for timer in timers))
-    alike = [replace(cost, time_us=loops * us) for cost, us in zip(costs, a_call_us, strict=True)]
-    for timer in timers:
-        timer.loops = loops
-    return alike
-
-
-def _series(medians: Sequence[list[float]]) -> list[list[float]]:
-    """Return what has to be precise: a single call's medians, or every pair's ratios round by round."""
-    if len(medians) == 1:
-        return [medians[0]]
-    return [
-        [first / second for first, second in zip(one, other, strict=True)]
-        for one, other in itertools.combinations(medians, 2)
-    ]
 
 
 def single_block(timer: Timer, call: Call, calls: int) -> Timing:

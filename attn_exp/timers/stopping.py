@@ -1,39 +1,36 @@
-"""When sampling stops: the interval over the rounds is narrow enough, or time or rounds are used up."""
+"""When a row of turns stops: its ratio to the fastest is known, or time or rounds are used up."""
 
-import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attn_exp.core.record.flags import STABLE
-from attn_exp.core.stats.interval import log_half_width
 
 # The least rounds take no longer than this, but they are five.
 LONG_US, LONG_CALL_ROUNDS = 100_000.0, 5
+# Seconds of a rival's blocks after which nothing goes on.
+LIMIT_S = 5.0
 
 
 @dataclass(frozen=True)
 class StoppingRule:
-    """The rule that ends sampling, with the first of these stop reasons, after at least `min_rounds` rounds.
+    """The rule that ends the sampling of a rival, after at least `min_rounds` rounds.
 
-    - `precise`: the relative half-width is at most `precision` (of the 95 % interval over rounds).
+    - `precise`: the relative half-width of its ratio to the fastest is at most `precision` (of the 95 % interval over
+      rounds), of the fastest that of its own median.
+    - `decided`: the interval of the ratio excludes that both are equal, and its own is at most `stable`.
     - `max_rounds`: there are `max_rounds` rounds.
-    - `budget`: `budget_s` seconds have passed.
+    - `budget`: its blocks took `budget_s` seconds, and its interval is at most `stable`, or they took 5 s.
 
-    A single call whose interval would be marked `unstable` by then goes on, until it is not or `patience_s` seconds
-    have passed. Its rounds are then joined in pairs as often as there are too many.
-
-    The least rounds of long calls are fewer: as many as take 0.1 s, but five. Nothing stops before `least_s` seconds.
+    The least rounds of long calls are fewer: as many as take 0.1 s, but five.
 
     Raises:
-        ValueError: `min_rounds` is above `max_rounds`: joining rounds would go on for ever.
+        ValueError: `min_rounds` is above `max_rounds`.
     """
 
     precision: float
     min_rounds: int
     max_rounds: int
     budget_s: float
-    patience_s: float = 0.0
-    least_s: float = 0.0
+    stable: float = STABLE
 
     def __post_init__(self) -> None:
         if self.min_rounds > self.max_rounds:
@@ -43,30 +40,9 @@ class StoppingRule:
         """Return the number of rounds before which no rule stops."""
         return min(self.min_rounds, max(LONG_CALL_ROUNDS, int(LONG_US / call_us)))
 
-    def verdict(
-        self, series: Sequence[Sequence[float]], call_us: float, elapsed_s: float, about: float | None = None
-    ) -> str | None:
-        """Return why to stop after these rounds, or None to continue.
-
-        `series` has values that have to be precise, one for each round: medians, or ratios of medians. `about` is the
-        centre of a single call's interval, by default the median of its values.
-        """
-        rounds = len(series[0])
-        if rounds < self.least_rounds(call_us) or elapsed_s < self.least_s:
-            return None
-        # Lazily: where one is not precise yet, the others need no interval.
-        half_widths = (log_half_width(values, about or statistics.median(values)) for values in series)
-        widest = 0.0
-        for half in half_widths:
-            widest = max(widest, float("inf") if half is None else half)
-            if widest > self.precision:
-                break
-        else:
-            return "precise"
-        reason = "max_rounds" if rounds >= self.max_rounds else "budget" if elapsed_s >= self.budget_s else None
-        impatient = widest <= STABLE or elapsed_s >= self.patience_s or not self.joins(call_us)
-        return reason if impatient else None
-
-    def joins(self, call_us: float) -> bool:
-        """Whether enough rounds are left of the most when they are joined in pairs."""
-        return self.max_rounds // 2 >= max(2, self.least_rounds(call_us))
+    def over(self, rounds: int, spent_s: float, half: float) -> str:
+        """Return why a rival stops that is not precise after these rounds, or nothing to go on."""
+        if rounds >= self.max_rounds:
+            return "max_rounds"
+        enough = spent_s >= self.budget_s and half <= self.stable
+        return "budget" if enough or spent_s >= max(LIMIT_S, self.budget_s) else ""

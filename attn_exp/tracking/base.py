@@ -159,7 +159,7 @@ def params(job: Request | Result) -> dict[str, str]:
     values |= {"also": "+".join(measuring.also), "passes": "+".join(measuring.passes)}
     values |= {"compile": job.compile.mode, "caches": job.caches}
     values |= flat(job.compile.options, "compile.") | flat(job.source, "source.")
-    for name in ("precision", "min_rounds", "max_rounds", "budget_s", "patience_s", "settle_s"):
+    for name in ("precision", "min_rounds", "max_rounds", "budget_s"):
         values[f"stopping.{name}"] = getattr(measuring, name)
     values |= {"determinism": measuring.determinism or None, "accumulate": measuring.accumulate or None}
     values |= {"gold": measuring.gold if measuring.gold != "float32" else None}

@@ -2,11 +2,14 @@
 
 FOLDER has a `request.yaml`, or the `duel.yaml` of a duel.
 
-`--serve` reads job folders from standard input, each as a line of JSON. It answers each on the file descriptor of
-`--reply-fd`; FOLDER is the line that was read. `begin FOLDER` comes first; `check FOLDER`, `compile FOLDER` or `time
-FOLDER` when the job begins that; `profile FOLDER` before each profiler (the record is written by then). `end FOLDER`
-comes last, or `poisoned FOLDER` if this process can no longer measure. `outdated FOLDER` means that files of a loaded
-backend have changed: another process has to measure the job. All other output goes into the job's `worker.log`.
+`--serve` reads runs from standard input, each as a line of JSON: the `folders` of jobs that are measured in turns, the
+folder of a job `beside` them that has a record and is measured once more, and whether they are measured `apart` from
+others of their case. It answers each on the file descriptor of `--reply-fd` with a word and what it is about, RUN, the
+line that was read, or FOLDER, as JSON: `begin RUN` first; `check`, `compile` or `time` when a job begins that, with
+RUN if all do; `done FOLDER` when a job has its record; `profile FOLDER` before each profiler (the record is written by
+then). `end RUN` comes last, or `poisoned RUN` if this process can no longer measure. `outdated RUN` means that files of
+a loaded backend have changed: another process has to measure these jobs. All other output goes into the jobs'
+`worker.log`.
 
 `--once` times nothing. It calls each pass once, warm, between `cudaProfilerStart` and `cudaProfilerStop` and in an NVTX
 range. External profilers use it: `ncu --profile-from-start off python -m attn_exp.worker --once FOLDER`.
@@ -20,7 +23,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -34,34 +37,45 @@ from attn_exp.core.record.request import DUEL_NAME, REQUEST_NAME, read_requests
 
 if TYPE_CHECKING:
     from attn_exp.worker.machine.device import Machine
+    from attn_exp.worker.prepare import PreparedBackend
 
 
-def run_folder(
-    folder: Path,
+# Called with a stage, `done` or `profile`, and the job's folder, None if it is about all jobs of a run.
+Announce = Callable[[str, Path | None], None]
+
+
+def run_jobs(
+    folders: Sequence[Path],
     machine: "Machine | None",
-    announce: Callable[[str], None] = lambda stage: None,
     *,
+    beside: Path | None = None,
+    apart: bool = False,
+    announce: Announce = lambda word, folder: None,
+    logs: bool = False,
     present: bool = False,
 ) -> "tuple[Machine | None, bool]":
-    """Measure the jobs of a folder, write their records, then run the profilers.
+    """Measure jobs of one case in turns, write their records, then run the profilers.
 
-    `announce` is called with the stage that begins, `profile` before each profiler. With `present`, backends are
-    measured as they are now, whatever their source was when the job was made.
+    `beside` is the folder of another job that has a record, and is measured once more. With `logs`, what each job
+    prints goes into its folder. With `present`, backends are measured as they are now, whatever their source was when
+    the job was made.
 
     Returns:
-        The machine for the next job, None if there is none, and whether this process can measure another job.
+        The machine for the next jobs, None if there is none, and whether this process can measure others.
     """
     from attn_exp.backends.package import Unavailable
     from attn_exp.worker.attempt import is_poisoned
     from attn_exp.worker.loaded import with_present_source
     from attn_exp.worker.machine.device import Machine
-    from attn_exp.worker.measure import measure_and_keep, measure_interleaved
+    from attn_exp.worker.measure import Poisoned, Turns, measure_case
+    from attn_exp.worker.profile_pass import profile_job
 
     began = time.perf_counter()
-    jobs = read_requests(folder)
+    places = [*folders, *([beside] if beside is not None else [])]
+    requests = [read_requests(folder)[0][0] for folder in places]
     if present:
-        jobs = [(with_present_source(request), target) for request, target in jobs]
-    first = jobs[0][0]
+        requests = [with_present_source(request) for request in requests]
+    first = requests[0]
     if machine is None or machine.device != first.device:
         if first.gpu_uuid is not None:
             # Before CUDA is initialised.
@@ -69,28 +83,43 @@ def run_folder(
         try:
             machine = Machine.open(first.device)
         except Unavailable as error:
-            for request, target in jobs:
-                target.mkdir(exist_ok=True)
+            for request, target in zip(requests, folders, strict=False):
                 write_record(Record(request=request, status="unavailable", reason=str(error)), target)
             return None, True
     opened_s = time.perf_counter() - began
-    prepared, machine.announce = None, announce
-    if len(jobs) == 1:
-        record, prepared = measure_and_keep(first, machine)
-        records = [record]
-    else:
-        records = measure_interleaved([request for request, _ in jobs], machine)
-    for record, (_, target) in zip(records, jobs, strict=True):
+    at: Path | None = None
+    failed = False
+
+    def work_at(position: int | None) -> None:
+        nonlocal at
+        at = None if position is None else places[position]
+        if logs and at is not None and at in folders:
+            _log_into(at)
+
+    def keep(position: int, record: Record) -> None:
+        nonlocal failed
+        target = folders[position]
         record.stages_s["open"] = round(opened_s, 6)
         record.stages_s["total"] = round(time.perf_counter() - began, 6)
-        target.mkdir(exist_ok=True)
         write_record(record, target)
-    if prepared is not None and first.profilers:
-        from attn_exp.worker.profile_pass import profile_job
+        failed = failed or record.status == "error"
+        if record.status != "ok" or not record.request.profilers:
+            announce("done", target)
 
-        records = [profile_job(records[0], prepared, machine, folder, announce)]
-    profiles = [profile for record in records for profile in record.profiles.values()]
-    failed = any(record.status == "error" for record in records) or any(one.status == "failed" for one in profiles)
+    def profile(position: int, record: Record, prepared: "PreparedBackend") -> None:
+        nonlocal failed
+        assert machine is not None
+        target = folders[position]
+        record = profile_job(record, prepared, machine, target, lambda word: announce(word, target))
+        failed = failed or any(one.status == "failed" for one in record.profiles.values())
+        announce("done", target)
+
+    machine.announce = lambda stage: announce(stage, at if at in folders else None)
+    turns = Turns(work_at, keep, profile, beside=beside is not None, apart=apart)
+    try:
+        measure_case(requests, machine, turns=turns)
+    except Poisoned:
+        return None, False
     machine.settings.restore()
     return machine, not (failed and is_poisoned(first.device))
 
@@ -110,32 +139,44 @@ def serve(reply_fd: int) -> None:
     replies.write("ready\n")
     for line in sys.stdin:
         # As JSON, since a folder's name may have line breaks and bytes that are not UTF-8.
-        name = line.rstrip("\n")
-        folder = Path(json.loads(name))
-        replies.write(f"begin {name}\n")
-        be_as_private_as(folder)
-        _log_into(folder)
-        jobs = read_requests(folder)
-        if is_outdated([request for request, _ in jobs]):
-            replies.write(f"outdated {name}\n")
+        run = line.rstrip("\n")
+        given = json.loads(run)
+        folders = [Path(folder) for folder in given["folders"]]
+        replies.write(f"begin {run}\n")
+        be_as_private_as(folders[0])
+        for folder in folders:
+            (folder / LOG_NAME).unlink(missing_ok=True)
+        _log_into(folders[0])
+        requests = [request for folder in folders for request, _ in read_requests(folder)]
+        if is_outdated(requests):
+            replies.write(f"outdated {run}\n")
             return
-        if jobs[0][0].device == "cpu":
+        if requests[0].device == "cpu":
             limit_memory()
-        machine, fit = run_folder(folder, machine, partial(_announce, replies, name))
+        machine, fit = run_jobs(
+            folders,
+            machine,
+            beside=Path(given["beside"]) if given["beside"] else None,
+            apart=given["apart"],
+            announce=partial(_announce, replies, run),
+            logs=True,
+        )
         sys.stdout.flush()
         sys.stderr.flush()
-        replies.write(f"{'end' if fit else 'poisoned'} {name}\n")
+        replies.write(f"{'end' if fit else 'poisoned'} {run}\n")
         if not fit:
             return
 
 
-def _announce(replies: TextIO, name: str, stage: str) -> None:
-    replies.write(f"{stage} {name}\n")
+def _announce(replies: TextIO, run: str, word: str, folder: Path | None) -> None:
+    replies.write(f"{word} {run if folder is None else json.dumps(str(folder))}\n")
 
 
 def _log_into(folder: Path) -> None:
     """Redirect everything that this process prints, native code included, into the job's log."""
-    log = os.open(folder / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    log = os.open(folder / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
@@ -152,7 +193,8 @@ def measure_again(folder: Path, *, once: bool) -> int:
 
             run_once(read_requests(folder)[0][0])
         else:
-            run_folder(folder, None, present=True)
+            targets = [target for _, target in read_requests(folder)]
+            run_jobs(targets, None, present=True)
     except RecordError as error:
         raise UserError(str(error)) from error
     return 0

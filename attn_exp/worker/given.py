@@ -14,7 +14,7 @@ from attn_exp.core.record.record import Record
 from attn_exp.core.record.request import Request
 from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.machine.settings import Settings
-from attn_exp.worker.measure import measure, measure_interleaved
+from attn_exp.worker.measure import measure_case
 from attn_exp.workloads.base import Workload
 from attn_exp.workloads.given import GivenFunction, GivenReference, GivenTensors, Reference, scaled
 
@@ -52,9 +52,7 @@ def measure_tensors(
         # They may have been changed since it was opened.
         machine.settings = Settings.now()
         try:
-            if len(requests) == 1:
-                return [measure(request, machine, (backends[0], workload))]
-            return measure_interleaved(requests, machine, [(backend, workload) for backend in backends])
+            return measure_case(requests, machine, [(backend, workload) for backend in backends])
         finally:
             machine.settings.restore()
             # They may take as much memory as the tensors.

@@ -1,4 +1,4 @@
-"""Measure one job, or several rivals interleaved, from request to record: choose timers, run the loop, store samples.
+"""Measure the jobs of a case in turns, from requests to records: prepare all, time them in rounds, check them again.
 
 The loop is attn_exp/timers/loop.py; the clock is read in a timer's `block`.
 """
@@ -8,203 +8,442 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
+from attn_exp.attention.contents import change_all
 from attn_exp.backends.base import Backend
 from attn_exp.backends.compile import reset_dynamo
 from attn_exp.core.host.hardware import datasheet_peak
-from attn_exp.core.record.flags import clock_of, clocks_differ, duty_flags, telemetry_flags, timing_flags, window_flags
+from attn_exp.core.record.flags import clocks_differ, duty_flags, telemetry_flags, timing_flags, window_flags
 from attn_exp.core.record.metrics import pass_metrics
-from attn_exp.core.record.record import Record, Timing
+from attn_exp.core.record.record import Paired, Record, Timing
 from attn_exp.core.record.request import Measuring, Request
 from attn_exp.core.record.timers import disagreements
-from attn_exp.core.stats.paired import abba_order
-from attn_exp.timers.call import seconds
+from attn_exp.core.stats.paired import paired_by_round
+from attn_exp.core.stats.summary import medians_by_round
+from attn_exp.timers.call import seconds, synchronize
 from attn_exp.timers.graph import CaptureFailed
-from attn_exp.timers.loop import Cost, Entry, RivalFailed, sample_entry, sample_rivals
-from attn_exp.timers.stopping import LONG_CALL_ROUNDS, StoppingRule
-from attn_exp.worker.attempt import Attempt, Stopped, marked, status_of
+from attn_exp.timers.loop import Entry, Timer, sample_turns
+from attn_exp.timers.stopping import StoppingRule
+from attn_exp.worker.attempt import Attempt, Stopped, is_poisoned, marked, status_of
+from attn_exp.worker.check.timed import Draw, TimedCheck
 from attn_exp.worker.determinism import measure_determinism
 from attn_exp.worker.kernels import name_kernels
 from attn_exp.worker.limits import check_limits
 from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.machine.memory import call_memory
 from attn_exp.worker.machine.settings import OwnState
-from attn_exp.worker.pacing import is_heavy, pacing
 from attn_exp.worker.prepare import PreparedBackend, prepare
 from attn_exp.worker.secondary import secondary_timings, timer_for
 from attn_exp.workloads.base import Workload
 
 # The flush.
 _KERNELS_AROUND = 1
+Given = tuple[Backend, Workload] | None
+_UNTOLD = "the inputs that rivals share were changed while they were timed, and no call of them did it again"
 
 
-def measure(request: Request, machine: Machine, given: tuple[Backend, Workload] | None = None) -> Record:
-    """Measure one job and return its record; `given` replaces the backend and the workload that the request names."""
-    return measure_and_keep(request, machine, given)[0]
+class Poisoned(Exception):
+    """The GPU's context is lost: jobs without a record have to be measured by another process."""
 
 
-def measure_and_keep(
-    request: Request, machine: Machine, given: tuple[Backend, Workload] | None = None
-) -> tuple[Record, PreparedBackend | None]:
-    """Measure one job; also return the prepared calls for the profilers, None if the status is not `ok`."""
-    attempt, kept = Attempt(request, given=given), list[PreparedBackend]()
-    with marked("job", request.job, request.device):
-        attempt.run(lambda: _measure(attempt, machine, kept))
-    return attempt.record(machine), kept[0] if attempt.status == "ok" else None
+@dataclass
+class Turns:
+    """What a case's jobs tell while they are measured.
 
-
-def measure_interleaved(
-    requests: Sequence[Request], machine: Machine, given: Sequence[tuple[Backend, Workload] | None] = ()
-) -> list[Record]:
-    """Measure rivals of one case interleaved: in every round one block of each, in ABBA order.
-
-    Samples of different records with the same round index belong together. A rival that cannot be measured ends with
-    its status, and the others continue. `given` has functions and tensors of the user's own, as for `measure`.
+    Attributes:
+        at: called with the index of the job that is at work, or None if all are.
+        keep: called with the index and the record of each job that is done.
+        profile: called with the index, the record and the prepared calls of each job, the others being freed.
+        beside: whether the last job has a record, with which the others are compared, and is measured once more.
+        apart: whether the case has other jobs, which are measured without these.
     """
+
+    at: Callable[[int | None], None] = lambda position: None
+    keep: Callable[[int, Record], None] = lambda position, record: None
+    profile: Callable[[int, Record, PreparedBackend], None] | None = None
+    beside: bool = False
+    apart: bool = False
+
+
+def measure(request: Request, machine: Machine, given: Given = None) -> Record:
+    """Measure one job and return its record; `given` replaces the backend and the workload that the request names."""
+    return measure_case([request], machine, [given])[0]
+
+
+def measure_case(
+    requests: Sequence[Request], machine: Machine, given: Sequence[Given] = (), turns: Turns | None = None
+) -> list[Record]:
+    """Measure the jobs of one case in turns and return their records, all but that of a job beside them.
+
+    A job that cannot be measured ends with its status, and the others continue. One that the memory does not hold
+    beside the others is measured alone once they are freed. `given` has functions and tensors of the user's own.
+
+    Raises:
+        Poisoned: the GPU's context is lost.
+    """
+    turns = turns or Turns()
     reset_dynamo()
-    attempts = [
-        Attempt(request, given=functions, own=OwnState(machine.settings))
-        for request, functions in zip(requests, given or [None] * len(requests), strict=True)
-    ]
-    rivals: list[tuple[Attempt, PreparedBackend]] = []
-    for attempt in attempts:
-        attempt.run(lambda attempt=attempt: rivals.append((attempt, prepare(attempt, machine))))  # type: ignore[misc]
-    for direction in requests[0].measuring.passes:
-        standing = [(attempt, prepared) for attempt, prepared in rivals if attempt.status == "ok"]
-        with marked("pass", direction, machine.device):
-            _time_interleaved(standing, machine, direction)
-    for attempt, prepared in rivals:
-        if attempt.status == "ok":
-            attempt.run(partial(_check_again, attempt, machine, prepared))
-    measured = [attempt for attempt in attempts if attempt.status == "ok"]
-    for direction in requests[0].measuring.passes:
-        if clocks_differ([clock_of(one.passes[direction].window, one.telemetry) for one in measured]):
-            for attempt in measured:
-                attempt.flags.add("clock_mismatch")
-    return [attempt.record(machine) for attempt in attempts]
+    case = _Case(list(requests), machine, list(given) or [None] * len(requests), turns)
+    try:
+        case.measure()
+    finally:
+        machine.shared = None
+        reset_dynamo()
+    return [record for record in case.records if record is not None]
 
 
-def _measure(attempt: Attempt, machine: Machine, kept: list[PreparedBackend]) -> None:
-    reset_dynamo()
-    prepared = prepare(attempt, machine)
-    kept.append(prepared)
-    with prepared.scope():
-        attempt.telemetry += machine.reading()
-        for direction in attempt.request.measuring.passes:
-            with marked("pass", direction, machine.device):
-                _time_one(attempt, machine, _entry(attempt, machine, prepared, direction), direction)
-            attempt.telemetry += machine.reading()
-    _check_again(attempt, machine, prepared)
-    _flag_telemetry(attempt, machine)
+@dataclass
+class _Rival:
+    """A job in its turns."""
+
+    position: int
+    attempt: Attempt
+    prepared: PreparedBackend | None = None
+    checks: dict[str, TimedCheck] = field(default_factory=dict)
+    timers: dict[str, Timer] = field(default_factory=dict)
+
+    @property
+    def stands(self) -> bool:
+        """Whether it takes turns."""
+        return self.prepared is not None and self.attempt.status == "ok"
+
+    @property
+    def ready(self) -> PreparedBackend:
+        """What is prepared of a job that stands."""
+        assert self.prepared is not None
+        return self.prepared
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """Enter its scope with what it has set for itself: no rival's settings make another one slower."""
+        with self.attempt.own_state(), self.ready.scope():
+            yield
 
 
-def _entry(attempt: Attempt, machine: Machine, prepared: PreparedBackend, direction: str) -> Entry:
-    """Return a pass as the sampling loop takes it, with its kernels named; call it inside `prepared.scope()`."""
-    measuring = attempt.request.measuring
-    call = prepared.begin(direction)
-    launched = name_kernels(attempt, machine, prepared, direction) + _KERNELS_AROUND
-    check = prepared.check.timed(direction, min(measuring.min_rounds, LONG_CALL_ROUNDS))
-    return Entry(
-        timer_for(attempt.request, measuring.timer, machine),
-        call,
-        kernels=launched,
-        before_block=check.before_block,
-        after_block=check.after_block,
-    )
+class _Case:
+    def __init__(self, requests: list[Request], machine: Machine, given: list[Given], turns: Turns) -> None:
+        self.records: list[Record | None] = [None] * (len(requests) - turns.beside)
+        self._requests, self._machine, self._given, self._turns = requests, machine, given, turns
+        self._rivals = [
+            _Rival(position, Attempt(request, given=functions, own=OwnState(machine.settings)))
+            for position, (request, functions) in enumerate(zip(requests, given, strict=True))
+        ]
+        # Jobs to measure alone, once the others are freed.
+        self._later: list[int] = []
 
+    def measure(self) -> None:
+        """Prepare all, time each pass in turns, check what was timed, and keep the records."""
+        if len(self._rivals) > 1:
+            self._machine.shared = {}
+        for rival in self._rivals:
+            self._prepare(rival)
+        passes = self._requests[0].measuring.passes
+        for direction in passes:
+            with marked("pass", direction, self._machine.device):
+                self._time(direction)
+        for rival in self._standing():
+            self._turns.at(rival.position)
+            rival.attempt.run(partial(self._check_again, rival))
+            self._settle(rival)
+        if len(self._rivals) > 1:
+            # Comparing bits and profiling take the memory to themselves.
+            for rival in self._rivals:
+                rival.prepared = None
+                rival.checks.clear()
+            self._machine.shared = None
+            gc.collect(1)
+        for rival, record in zip(self._rivals, self.records, strict=False):
+            if record is None and rival.position not in self._later:
+                self._finish(rival)
+        self._rivals.clear()
+        for position in self._later:
+            self._alone(position)
 
-def _check_again(attempt: Attempt, machine: Machine, prepared: PreparedBackend) -> None:
-    """Check the timed blocks, measure what the mask takes to build, and if requested compare bits of more results."""
-    machine.announce("check")
-    gc.collect(1)
-    prepared.check.after()
-    if prepared.build_mask is not None:
-        measure_mask(attempt, machine, prepared.build_mask)
-        _store_metrics(attempt, machine, attempt.request.measuring.passes[0])
-    if attempt.request.measuring.determinism:
-        measure_determinism(attempt, machine, prepared)
-        for direction in attempt.request.measuring.passes:
-            _store_metrics(attempt, machine, direction)
+    def _standing(self) -> list[_Rival]:
+        return [rival for rival in self._rivals if rival.stands]
 
+    def _prepare(self, rival: _Rival) -> None:
+        def prepared() -> None:
+            rival.prepared = prepare(rival.attempt, self._machine)
 
-def _time_one(attempt: Attempt, machine: Machine, entry: Entry, direction: str) -> None:
-    others: list[Timing] = []
+        self._turns.at(rival.position)
+        rival.attempt.run(prepared)
+        self._settle(rival)
 
-    def run_secondary() -> None:
-        with attempt.stage("second_opinions"):
-            others.extend(secondary_timings(attempt, machine, direction, entry.timer, entry.call))
+    def _settle(self, rival: _Rival) -> None:
+        """Keep the record of a job that has failed, free what it has, and see whether the others can go on.
 
-    machine.announce("time")
-    with attempt.stage("timing"):
-        machine.watch.begin()
-        try:
-            ranking = sample_entry(
-                entry,
-                _rule(attempt.request.measuring),
-                pace=pacing([attempt], machine, direction),
-                second_opinions=run_secondary,
-                done=lambda position: machine.watch.look(),
+        Raises:
+            Poisoned: they cannot.
+        """
+        status = rival.attempt.status
+        if status == "ok":
+            return
+        rival.prepared = None
+        rival.checks.clear()
+        gc.collect(1)
+        lost = status == "error" and is_poisoned(self._machine.device)
+        if status == "out_of_memory" and len(self._rivals) > 1:
+            self._later.append(rival.position)
+        else:
+            self._keep(rival)
+        if lost:
+            raise Poisoned
+
+    def _keep(self, rival: _Rival) -> None:
+        if rival.position >= len(self.records):
+            return
+        if self._turns.apart:
+            rival.attempt.flags.add("apart")
+        record = rival.attempt.record(self._machine)
+        self.records[rival.position] = record
+        self._turns.keep(rival.position, record)
+
+    def _alone(self, position: int) -> None:
+        """Measure a job by itself."""
+        self._turns.at(position)
+        turns = replace(
+            self._turns, at=lambda at: None, keep=lambda at, record: self._turns.keep(position, record), beside=False,
+            profile=self._turns.profile and partial(self._profile_at, position), apart=True,
+        )  # fmt: skip
+        if position < len(self.records):
+            (self.records[position],) = measure_case(
+                [self._requests[position]], self._machine, [self._given[position]], turns
             )
-        except CaptureFailed as error:
-            raise Stopped("unsupported", f"{direction}: no CUDA graph can hold this call: {error}") from error
-        finally:
-            machine.watch.end()
-    _store_timings(attempt, machine, direction, (ranking, *others))
 
+    def _profile_at(self, position: int, at: int, record: Record, prepared: PreparedBackend) -> None:
+        assert self._turns.profile is not None
+        self._turns.profile(position, record, prepared)
 
-def _time_interleaved(rivals: Sequence[tuple[Attempt, PreparedBackend]], machine: Machine, direction: str) -> None:
-    entries: list[tuple[Attempt, Entry]] = []
-    for attempt, prepared in rivals:
+    def _time(self, direction: str) -> None:
+        """Time a pass of all that stand; again if some of them changed the inputs of all."""
+        while standing := self._standing():
+            entries = [self._entry(rival, direction) for rival in standing]
+            rivals = [rival for rival, entry in zip(standing, entries, strict=True) if entry is not None]
+            timings = self._sample(rivals, [entry for entry in entries if entry is not None], direction)
+            if not self._changed_inputs(rivals, direction):
+                break
+        else:
+            return
+        measured = [(rival, timing) for rival, timing in zip(rivals, timings, strict=True) if timing is not None]
+        for rival, timing in measured:
+            self._store(rival, timing, direction)
+        self._pair(measured, direction)
 
-        def enter(attempt: Attempt = attempt, prepared: PreparedBackend = prepared) -> None:
-            attempt.telemetry += machine.reading()
+    def _entry(self, rival: _Rival, direction: str) -> Entry | None:
+        """Return a pass as the sampling loop takes it, with its kernels named; None if that fails."""
+        made = list[Entry]()
+
+        def enter() -> None:
+            attempt, prepared, measuring = rival.attempt, rival.ready, rival.attempt.request.measuring
             with prepared.scope():
-                entry = _entry(attempt, machine, prepared, direction)
-            entries.append((attempt, replace(entry, scope=partial(_own_scope, attempt, prepared))))
+                call = prepared.begin(direction)
+                launched = name_kernels(attempt, self._machine, prepared, direction) + _KERNELS_AROUND
+                check = rival.checks[direction] = prepared.check.timed(direction)
+                timer = rival.timers[direction] = timer_for(attempt.request, measuring.timer, self._machine)
+            made.append(Entry(timer, call, rival.scope, launched, check.after_block))
 
-        attempt.run(enter)
-    timings = _sample_interleaved(entries, machine, direction)
-    for (attempt, _), timing in zip(entries, timings, strict=True):
-        attempt.run(lambda attempt=attempt, timing=timing: _store_timings(attempt, machine, direction, (timing,)))  # type: ignore[misc]
-        _flag_telemetry(attempt, machine)
+        if len(self._standing()) > 1:
+            self._turns.at(rival.position)
+        rival.attempt.run(enter)
+        self._settle(rival)
+        return made[0] if made and rival.stands else None
 
+    def _sample(self, rivals: Sequence[_Rival], entries: Sequence[Entry], direction: str) -> list[Timing | None]:
+        """Sample all entries; a rival that fails leaves with its status."""
+        if not rivals:
+            return []
+        measuring, machine = rivals[0].attempt.request.measuring, self._machine
+        draw = Draw(whole=rivals[0].attempt.request.case.workload is not None)
 
-@contextlib.contextmanager
-def _own_scope(attempt: Attempt, prepared: PreparedBackend) -> Iterator[None]:
-    """Enter a rival's scope with what it has set for itself: no rival's settings make another one slower."""
-    with attempt.own_state(), prepared.scope():
-        yield
+        def before_round(number: int, last: bool) -> None:
+            slot = draw.slot(number, last)
+            standing = [rival for rival in rivals if rival.stands]
+            for rival in standing:
+                rival.checks[direction].begin(slot)
+            if slot is not None and standing:
+                change_all([rival.ready.check.contents for rival in standing], direction)
 
+        def failed(position: int, error: Exception, number: int | None) -> None:
+            attempt = rivals[position].attempt
+            attempt.run(partial(_raise, direction, error))
+            if number is not None and attempt.reason is not None:
+                attempt.reason = f"{direction}, round {number + 1}: {attempt.reason}"
+            if len(rivals) > 1 and is_poisoned(machine.device):
+                # Any of them may be to blame: the GPU says it late.
+                raise Poisoned from error
 
-def _sample_interleaved(entries: list[tuple[Attempt, Entry]], machine: Machine, direction: str) -> list[Timing]:
-    """Sample all entries; an entry that fails is removed with its status, and the others start over."""
-
-    def read_clocks(position: int) -> None:
-        machine.watch.look()
-        entries[position][0].telemetry.extend(machine.reading())
-
-    machine.announce("time")
-    while entries:
-        measuring = entries[0][0].request.measuring
-        machine.watch.begin(alone=len(entries) == 1)
+        self._turns.at(None if len(rivals) > 1 else rivals[0].position)
+        machine.announce("time")
+        for rival in rivals:
+            rival.attempt.telemetry += machine.reading()
+        machine.watch.begin(alone=len(rivals) == 1 or measuring.regime == "sustained")
+        began = time.perf_counter()
         try:
-            return sample_rivals(
-                [entry for _, entry in entries],
+            timings = sample_turns(
+                entries,
                 _rule(measuring),
-                order=abba_order,
-                pace=pacing([attempt for attempt, _ in entries], machine, direction),
-                done=read_clocks,
+                card=machine.card,
+                sustained=measuring.regime == "sustained",
+                before_round=before_round,
+                done=machine.watch.look,
+                failed=failed,
             )
-        except RivalFailed as failed:
-            attempt, _ = entries.pop(failed.position)
-            attempt.run(partial(_raise, direction, failed.cause))
-            if failed.round is not None:
-                attempt.reason = f"{direction}, round {failed.round}: {attempt.reason}"
         finally:
             machine.watch.end()
-    return []
+        for rival in rivals:
+            rival.attempt.stages_s["timing"] = rival.attempt.stages_s.get("timing", 0.0) + time.perf_counter() - began
+            rival.attempt.telemetry += machine.reading()
+        for rival in rivals:
+            self._settle(rival)
+        return timings
+
+    def _changed_inputs(self, rivals: Sequence[_Rival], direction: str) -> bool:
+        """Compare the bits of the inputs with what they were; who changed them is inaccurate.
+
+        Return whether others have to be timed again, since they shared these inputs.
+        """
+        standing = [rival for rival in rivals if rival.stands]
+        if not standing:
+            return False
+        seeded = standing[0].ready.check.seeded()
+        changed = [rival for rival in standing if rival.ready.check.contents.written(seeded)]
+        if not changed:
+            return False
+        if len(changed) == 1:
+            self._refuse(changed[0], str(changed[0].ready.check.contents.written(seeded)))
+            return False
+        found = False
+        for rival in changed:
+            for other in changed:
+                other.ready.check.contents.write(seeded)
+            with rival.scope():
+                rival.ready.calls[direction]()
+            synchronize(self._machine.device)
+            if name := rival.ready.check.contents.written(seeded):
+                self._refuse(rival, name)
+                found = True
+        for rival in changed:
+            if not rival.stands:
+                continue
+            rival.ready.check.contents.write(seeded)
+            if not found:
+                # None did it again: each is measured alone, with inputs of its own.
+                rival.attempt.status, rival.attempt.reason, rival.prepared = "error", _UNTOLD, None
+                self._later.append(rival.position)
+        return found
+
+    def _refuse(self, rival: _Rival, name: str) -> None:
+        rival.attempt.status = "inaccurate"
+        rival.attempt.reason = f"the backend wrote into its input {name}"
+        self._settle(rival)
+
+    def _store(self, rival: _Rival, timing: Timing, direction: str) -> None:
+        """Store the samples of one pass with those of other timers, and derive flags and metrics."""
+
+        def store() -> None:
+            attempt, machine = rival.attempt, self._machine
+            timings = [timing]
+            with attempt.stage("second_opinions"), rival.ready.scope():
+                call = rival.ready.calls[direction]
+                timings += secondary_timings(attempt, machine, direction, rival.timers[direction], call)
+            measured, window = attempt.passes[direction], machine.watch.window(timing)
+            apart = disagreements(tuple(timings), measured.kernels)
+            flags = timing_flags(timing, tuple(timings[1:]), machine.environment.get("event_quantum_us", 0.0))
+            flags |= window_flags(window, machine.environment.get("max_sm_clock_mhz")) | duty_flags(timing)
+            flags |= {"timers_disagree"} if apart else set()
+            attempt.passes[direction] = replace(
+                measured,
+                timings=tuple(timings),
+                disagreements=apart,
+                flags=tuple(sorted(flags)),
+                window=window,
+                rest_s=machine.watch.rest_s,
+            )
+            attempt.flags |= flags | telemetry_flags(attempt.telemetry, machine.environment.get("max_sm_clock_mhz"))
+            check_limits(attempt, machine, direction, datasheet_peak(machine.environment.get("gpu", "")))
+            self._metrics(attempt, direction)
+
+        rival.attempt.run(store)
+        self._settle(rival)
+
+    def _pair(self, measured: Sequence[tuple[_Rival, Timing]], direction: str) -> None:
+        """Compare each with the job beside them, or else with the fastest."""
+        if len(measured) < 2:
+            return
+        base, of_base = min(measured, key=lambda one: statistics.median(one[1].times_us))
+        beside = next((one for one in measured if one[0].position >= len(self.records)), None)
+        if beside is not None:
+            base, of_base = beside
+        job, times = base.attempt.request.job, medians_by_round(of_base.times_us, of_base.rounds)
+        for rival, timing in measured:
+            paired = Paired(base=job)
+            if rival is not base:
+                found = paired_by_round(medians_by_round(timing.times_us, timing.rounds), times)
+                if found is None:
+                    continue
+                paired = Paired(
+                    base=job, log_ratio=found.log_ratio, half=found.half, rounds=found.rounds,
+                    timing=None if beside is None else of_base,
+                )  # fmt: skip
+            passes = rival.attempt.passes
+            passes[direction] = replace(passes[direction], paired=paired)
+        clocks = [statistics.median(timing.clocks_mhz) for _, timing in measured if timing.clocks_mhz]
+        if clocks_differ(clocks):
+            for rival, _ in measured:
+                rival.attempt.flags.add("clock_mismatch")
+
+    def _metrics(self, attempt: Attempt, direction: str) -> None:
+        attempt.metrics |= pass_metrics(
+            attempt.request.case,
+            direction,
+            attempt.passes[direction],
+            saves_lse=attempt.with_gradients,
+            ceilings=attempt.ceilings,
+            peak=datasheet_peak(self._machine.environment.get("gpu", "")),
+            compiled=attempt.compiled,
+        )
+
+    def _check_again(self, rival: _Rival) -> None:
+        """Check the timed blocks, and measure what the mask takes to build."""
+        attempt, prepared = rival.attempt, rival.ready
+        self._machine.announce("check")
+        gc.collect(1)
+        prepared.check.after()
+        if prepared.build_mask is not None:
+            measure_mask(attempt, self._machine, prepared.build_mask)
+            self._metrics(attempt, attempt.request.measuring.passes[0])
+
+    def _finish(self, rival: _Rival) -> None:
+        """Keep the record; before that compare bits if that is requested, and after it run the profilers."""
+        request, turns = rival.attempt.request, self._turns
+        profiles = turns.profile is not None and bool(request.profilers)
+        self._turns.at(rival.position)
+        if rival.attempt.status == "ok" and (request.measuring.determinism or profiles) and rival.prepared is None:
+            again = Attempt(request, given=self._given[rival.position], own=OwnState(self._machine.settings))
+
+            def prepared() -> None:
+                rival.prepared = prepare(again, self._machine)
+                with rival.prepared.scope():
+                    for direction in request.measuring.passes:
+                        rival.prepared.begin(direction)
+
+            again.run(prepared)
+            if again.status != "ok":
+                rival.attempt.status, rival.attempt.reason = again.status, again.reason
+        if rival.attempt.status == "ok" and request.measuring.determinism:
+            rival.attempt.run(partial(measure_determinism, rival.attempt, self._machine, rival.ready))
+            for direction in request.measuring.passes:
+                self._metrics(rival.attempt, direction)
+        self._keep(rival)
+        record = self.records[rival.position]
+        if profiles and record is not None and record.status == "ok":
+            assert turns.profile is not None
+            turns.profile(rival.position, record, rival.ready)
+        rival.prepared = None
+        gc.collect(1)
 
 
 def _raise(direction: str, cause: Exception) -> None:
@@ -213,52 +452,8 @@ def _raise(direction: str, cause: Exception) -> None:
     raise cause
 
 
-def _store_timings(attempt: Attempt, machine: Machine, direction: str, timings: tuple[Timing, ...]) -> None:
-    """Store the samples of one pass, and derive flags and metrics."""
-    measured, window = attempt.passes[direction], machine.watch.window(timings[0])
-    apart = disagreements(timings, measured.kernels)
-    flags = timing_flags(timings[0], timings[1:], machine.environment.get("event_quantum_us", 0.0))
-    flags |= window_flags(window, machine.environment.get("max_sm_clock_mhz"))
-    flags |= {"timers_disagree"} if apart else set()
-    cost = Cost(statistics.median(timings[0].times_us), timings[0].notes.get("flush_us", 0.0))
-    if machine.gpu is not None and is_heavy(attempt, direction, cost):
-        machine.heavy_until = time.perf_counter()
-        if attempt.request.measuring.regime == "sustained":
-            flags |= duty_flags(timings[0])
-    measured = replace(
-        measured,
-        timings=timings,
-        disagreements=apart,
-        flags=tuple(sorted(flags)),
-        window=window,
-        rest_s=machine.watch.rest_s,
-    )
-    attempt.passes[direction] = measured
-    attempt.flags |= flags
-    check_limits(attempt, machine, direction, datasheet_peak(machine.environment.get("gpu", "")))
-    _store_metrics(attempt, machine, direction)
-
-
-def _store_metrics(attempt: Attempt, machine: Machine, direction: str) -> None:
-    attempt.metrics |= pass_metrics(
-        attempt.request.case,
-        direction,
-        attempt.passes[direction],
-        saves_lse=attempt.with_gradients,
-        ceilings=attempt.ceilings,
-        peak=datasheet_peak(machine.environment.get("gpu", "")),
-        compiled=attempt.compiled,
-    )
-
-
-def _flag_telemetry(attempt: Attempt, machine: Machine) -> None:
-    attempt.flags |= telemetry_flags(attempt.telemetry, machine.environment.get("max_sm_clock_mhz"))
-
-
 def _rule(measuring: Measuring) -> StoppingRule:
-    return StoppingRule(
-        measuring.precision, measuring.min_rounds, measuring.max_rounds, measuring.budget_s, measuring.patience_s
-    )
+    return StoppingRule(measuring.precision, measuring.min_rounds, measuring.max_rounds, measuring.budget_s)
 
 
 # Several times, since the first one loads kernels; building the largest takes seconds, and then two are enough.

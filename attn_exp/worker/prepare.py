@@ -1,5 +1,6 @@
 """Turn a request into calls that may be timed: checked against the reference, with named and checked kernels."""
 
+import contextlib
 import gc
 import time
 from collections.abc import Callable, Collection
@@ -91,15 +92,16 @@ def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
         raise Stopped("unsupported", reason)
     machine.watch.start()
     with attempt.stage("ceilings"), ledger.others():
-        settle_s = request.measuring.settle_s if request.measuring.regime == "sustained" else 0.0
-        attempt.ceilings = machine.ceilings_for(case.dtype, settle_s=settle_s)
+        sustained = request.measuring.regime == "sustained"
+        attempt.ceilings = machine.ceilings_for(case.dtype, sustained=sustained)
     with attempt.stage("inputs"):
         with ledger.others():
             machine.forget_other_case(request, with_gradients=attempt.with_gradients)
-        measuring = request.measuring
-        inputs = workload.make_inputs(
-            case, device, measuring.seed, with_gradients=attempt.with_gradients, kind=measuring.inputs
-        )
+        shares = machine.shared is not None
+        with ledger.others() if shares else contextlib.nullcontext():
+            inputs = machine.inputs_for(request, workload, with_gradients=attempt.with_gradients)
+        if shares:
+            ledger.count((*inputs.leaves, inputs.d_out))
         synchronize(device)
     machine.announce("check")
     with attempt.stage("accuracy"), ledger.others():

@@ -6,6 +6,7 @@ from attn_exp.core.record.record import Timing
 from attn_exp.core.record.request import Request
 from attn_exp.timers import make_timer
 from attn_exp.timers.call import Call, synchronize
+from attn_exp.timers.device import DeviceTimer
 from attn_exp.timers.graph import CaptureFailed
 from attn_exp.timers.kernel import LONG_US, KernelTimer, ProfilerLost, block_of
 from attn_exp.timers.loop import Timer, single_block
@@ -25,12 +26,12 @@ def timer_for(request: Request, name: str, machine: Machine) -> Timer:
 
 
 def secondary_timings(attempt: Attempt, machine: Machine, direction: str, timer: Timer, call: Call) -> list[Timing]:
-    """Run one block with each secondary timer, right before the first round, so that clocks match."""
+    """Run one block with each secondary timer."""
     call_us, timings = _call_us(attempt, machine, direction, call), list[Timing]()
     traced = attempt.traced.get(direction)
     for name in attempt.request.measuring.also:
-        if name == "event" and timer.name == "device" and not getattr(timer, "blocked", True):
-            continue  # an unblocked device timer measures the same as `event`
+        if name == "event" and isinstance(timer, DeviceTimer) and not timer.host_bound:
+            continue  # the device timer measures the same then
         # The calls that were traced to name the kernels; long ones in a row, which do not rest the GPU.
         if name == "kernel" and traced and (call_us < LONG_US or attempt.request.measuring.regime == "burst"):
             timings.append(block_of(traced, attempt.request.measuring.l2))
@@ -38,6 +39,8 @@ def secondary_timings(attempt: Attempt, machine: Machine, direction: str, timer:
         other = timer_for(attempt.request, name, machine)
         if isinstance(other, KernelTimer):
             other.call_us = call_us
+        if machine.card is not None and attempt.request.measuring.regime == "burst":
+            machine.card.rest(call_us)
         try:
             timings.append(single_block(other, call, calls_of_block(name, call_us)))
         except ProfilerLost:

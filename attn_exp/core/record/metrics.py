@@ -15,7 +15,7 @@ from attn_exp.core.host.hardware import Peak
 from attn_exp.core.record.bitwise import OF_THE_BATCH, holds
 from attn_exp.core.record.record import CompileRecord, PassRecord, Record, Work
 from attn_exp.core.record.window import Window
-from attn_exp.core.stats.summary import Summary, round_medians, summarize
+from attn_exp.core.stats.summary import Summary, medians_by_round, summarize
 
 # Timers that do not measure the work: no rate follows from their times.
 ISSUE_ONLY = ("dispatch",)
@@ -523,10 +523,10 @@ def error_max_abs(timed: TimedPass) -> Value:
     return {tensor: one.max_abs for tensor, one in timed.measured.errors.items()}
 
 
-def ranking_medians(record: Record, direction: str) -> list[float]:
-    """Return the round medians in microseconds of the timer that ranks, in the order of the rounds."""
+def ranking_medians(record: Record, direction: str) -> dict[int, float]:
+    """Return the medians in microseconds of the timer that ranks, by the numbers of the rounds."""
     timing = record.passes[direction].timings[0]
-    return round_medians(timing.times_us, timing.rounds)
+    return medians_by_round(timing.times_us, timing.rounds)
 
 
 def attention_work(case: Case, direction: str, *, saves_lse: bool) -> Work:

@@ -33,9 +33,7 @@ class Measuring:
         min_rounds: the least number of rounds.
         max_rounds: the largest number of rounds.
         budget_s: seconds of sampling after which no new round starts, unless the pass is unstable.
-        patience_s: the same for an unstable pass, if it is more; 0 before it could be chosen.
-        settle_s: seconds of load in which a GPU's clock may settle before a pass; 0 before it could be chosen.
-        regime: `sustained` or `burst`.
+        regime: `burst`, at the GPU's highest clock, or `sustained`, under load.
         passes: `forward`, `backward`, `step`.
         seed: the seed of the inputs.
         inputs: `normal`, or a kind of hard values (attn_exp/attention/hard_values.py).
@@ -58,8 +56,6 @@ class Measuring:
     seed: int
     l2: str = "cold"
     inputs: str = NORMAL
-    patience_s: float = 0.0
-    settle_s: float = 0.0
     determinism: bool = False
     accumulate: bool = False
     gold: Literal["float32", "eager"] = "float32"
@@ -140,6 +136,11 @@ class Request:
     profiler_limit_mb: float = 256.0
     label: str = ""
     config: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def turns_key(self) -> tuple[Any, ...]:
+        """Return what jobs have to share to be measured in turns: everything but who computes."""
+        return self.device, self.case, self.measuring
 
     def __post_init__(self) -> None:
         """Raise UserError for a name that leads out of a folder."""

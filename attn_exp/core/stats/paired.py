@@ -7,7 +7,7 @@ samples can tell that from a difference between them.
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +15,8 @@ from attn_exp.core.stats.interval import RoundsMean
 from attn_exp.core.stats.multiple import benjamini_hochberg
 from attn_exp.core.stats.summary import quantile
 
+# The medians of a rival's rounds: in order, or by the numbers of the rounds.
+Times = Sequence[float] | Mapping[int, float]
 Verdict = Literal["faster", "slower", "equivalent", "undecided"]
 
 # Medians of one call, taken one after another on an H200, differ by this much: less is no difference.
@@ -67,13 +69,31 @@ def abba_order(rivals: int, round_index: int) -> tuple[int, ...]:
     return order[::-1] if mirrored else order
 
 
-def compare_pair(medians_a: Sequence[float], medians_b: Sequence[float], margin: float) -> PairedComparison:
+@dataclass(frozen=True)
+class RatioByRound:
+    """The mean over common rounds of log(time / time of the other), with the half-width of its 95 % interval."""
+
+    log_ratio: float
+    half: float
+    rounds: int
+
+
+def paired_by_round(times: Mapping[int, float], other: Mapping[int, float]) -> RatioByRound | None:
+    """Compare two rivals by the times of the rounds that both have, by their numbers; None below two rounds."""
+    logs = [math.log(times[number] / other[number]) for number in sorted(times.keys() & other.keys())]
+    if len(logs) < 2:
+        return None
+    mean = RoundsMean(logs)
+    return RatioByRound(mean.mean, mean.half_width(), len(logs))
+
+
+def compare_pair(medians_a: Times, medians_b: Times, margin: float) -> PairedComparison:
     """Compare two rivals by the medians of their rounds, in the order of the rounds, in any one unit of time."""
     return compare_all([medians_a, medians_b], margin)[0]
 
 
 def compare_all(
-    medians_by_rival: Sequence[Sequence[float]], margin: float, false_discovery_rate: float = VERDICT_LEVEL
+    medians_by_rival: Sequence[Times], margin: float, false_discovery_rate: float = VERDICT_LEVEL
 ) -> list[PairedComparison]:
     """Compare every two rivals (a, b) with a < b, in that order: (0, 1), (0, 2) ... (1, 2) ...
 
@@ -84,7 +104,8 @@ def compare_all(
     exchanging a and b exchanges `faster` and `slower` and nothing else.
 
     Args:
-        medians_by_rival: a rival's median of each round, in the order of the rounds; any one unit of time.
+        medians_by_rival: a rival's median of each round, in the order of the rounds, or by their numbers, where those
+            that both rivals have count; any one unit of time.
         margin: the smallest effect that counts, 0.01 for 1 %; see `margin_from_aa`.
         false_discovery_rate: the expected share of false ones among all rejected equalities.
 
@@ -96,7 +117,7 @@ def compare_all(
         raise ValueError(f"margin must be positive and finite, not {margin}")
     logs, pairs = _logs(medians_by_rival), list[_Pair]()
     for a, b in itertools.combinations(range(len(logs)), 2):
-        found = RoundsMean([log_b - log_a for log_a, log_b in zip(logs[a], logs[b], strict=True)])
+        found = RoundsMean([logs[b][number] - logs[a][number] for number in sorted(logs[a].keys() & logs[b].keys())])
         pairs.append(_Pair(a, b, found.mean, found.half_width(), found.p_value(0.0), found.rounds))
     adjusted = benjamini_hochberg([pair.p for pair in pairs])
     return [
@@ -141,16 +162,17 @@ class _Pair:
     rounds: int
 
 
-def _logs(medians_by_rival: Sequence[Sequence[float]]) -> list[list[float]]:
-    counts = {len(medians) for medians in medians_by_rival}
+def _logs(medians_by_rival: Sequence[Times]) -> list[dict[int, float]]:
+    counts = {len(medians) for medians in medians_by_rival if not isinstance(medians, Mapping)}
     if len(counts) > 1:
         raise ValueError(f"rivals must have run in the same rounds, but their numbers are {sorted(counts)}")
-    if counts and min(counts) < 2:
-        raise ValueError(f"a comparison needs at least 2 rounds, not {min(counts)}")
-    for time in itertools.chain.from_iterable(medians_by_rival):
+    every = [dict(one) if isinstance(one, Mapping) else dict(enumerate(one)) for one in medians_by_rival]
+    if every and min(map(len, every)) < 2:
+        raise ValueError(f"a comparison needs at least 2 rounds, not {min(map(len, every))}")
+    for time in itertools.chain.from_iterable(one.values() for one in every):
         if not 0 < time < math.inf:
             raise ValueError(f"times must be positive and finite, not {time}")
-    return [[math.log(time) for time in medians] for medians in medians_by_rival]
+    return [{number: math.log(time) for number, time in one.items()} for one in every]
 
 
 def _verdict(pair: _Pair, log_margin: float, *, rejected: bool) -> Verdict:

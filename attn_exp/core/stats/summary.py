@@ -50,12 +50,17 @@ def quantile(ordered: Sequence[float], fraction: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
-def round_medians(times_us: Sequence[float], rounds: Sequence[int]) -> list[float]:
-    """Return the median of each round, in the order of the rounds."""
+def medians_by_round(times_us: Sequence[float], rounds: Sequence[int]) -> dict[int, float]:
+    """Return the median of each round by its index, in the order of the rounds."""
     by_round: dict[int, list[float]] = defaultdict(list)
     for time_us, index in zip(times_us, rounds, strict=True):
         by_round[index].append(time_us)
-    return [statistics.median(by_round[index]) for index in sorted(by_round)]
+    return {index: statistics.median(by_round[index]) for index in sorted(by_round)}
+
+
+def round_medians(times_us: Sequence[float], rounds: Sequence[int]) -> list[float]:
+    """Return the median of each round, in the order of the rounds."""
+    return list(medians_by_round(times_us, rounds).values())
 
 
 def summarize(times_us: Sequence[float], rounds: Sequence[int]) -> Summary:

@@ -71,10 +71,10 @@ class Check:
             for kind in kinds:
                 check.check(kind)
 
-    def timed(self, direction: str, blocks: int) -> TimedCheck:
-        """Return what keeps rows of timed blocks of a pass, of which there are `blocks` at least."""
+    def timed(self, direction: str) -> TimedCheck:
+        """Return what keeps rows of timed blocks of a pass."""
         case = self.attempt.request.case
-        check = TimedCheck(case, direction, self.contents, self.form, self.calls.scales, blocks)
+        check = TimedCheck(case, direction, self.contents, self.form, self.calls.scales)
         self.timed_blocks.append(check)
         return check
 
@@ -97,7 +97,7 @@ class Check:
                     return self.workload.expected(case, inputs, with_gradients=gradients, tolerances=first.tolerances)
 
                 wrong = check.wrong(seeded, first, whole)
-                for one in check.kept:
+                for one in check.blocks:
                     described = f"{self._described()}, signs changed"
                     self._add("timed", one.rows, first, described, check.direction, one.number + 1)
                 check.kept.clear()

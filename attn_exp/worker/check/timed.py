@@ -21,8 +21,9 @@ from attn_exp.attention.sampling import Places, fresh_dice
 from attn_exp.core.case.case import Case
 from attn_exp.worker.check.form import ResultForm, Results
 
-# Blocks of a pass that are checked, and the key-value heads of all rows of the batch in which they are.
-_BLOCKS, _HEADS = 3, 2
+# Blocks that are drawn of all of a pass beside the last one, and the key-value heads of all rows of the batch in which
+# the rows of each are.
+_DRAWN, _HEADS = 2, 2
 # Tolerances are measured on the inputs of the seed. A few rows of others may round worse: dk of a head of 16 keys in
 # float32 by 1.24 times (PyTorch's flash kernel on a CPU, one of 1,000 jobs).
 _SLACK = 2.0
@@ -30,51 +31,70 @@ _SLACK = 2.0
 
 @dataclass(frozen=True)
 class Kept:
-    """Records of one block: its number, the inputs' state, rows of the results, and the factors of codes."""
+    """Records of one block: its round, the inputs' state, rows of the results, and the factors of codes.
+
+    `places` are the rows of queries and of keys, on the CPU; None for a block's whole results.
+    """
 
     number: int
     state: frozenset[str]
     rows: Results
     scales: dict[str, float]
+    places: tuple[Places, Places] | None
+
+
+class Draw:
+    """Draws the rounds of a pass that are checked: the last one, and two of all others by reservoir sampling.
+
+    Vitter, ACM Transactions on Mathematical Software 11, 37 (1985): every round is as likely, however many come. A
+    transformer block's results are kept whole, and of one round beside the last.
+    """
+
+    def __init__(self, *, whole: bool) -> None:
+        self._size = 1 if whole else _DRAWN
+        self._dice = random.SystemRandom()
+
+    def slot(self, number: int, last: bool) -> int | None:
+        """Return the place in which a round's results are kept, in that of an earlier one; None if it is not drawn."""
+        if last:
+            return self._size
+        slot = number if number < self._size else self._dice.randrange(number + 1)
+        return slot if slot < self._size else None
 
 
 @dataclass
 class TimedCheck:
-    """Keeps rows of a few blocks of one pass, drawn of the first `blocks`."""
+    """Keeps rows of a few blocks of one pass."""
 
     case: Case
     direction: str
     contents: Contents
     form: ResultForm
     scales: Mapping[str, float]
-    blocks: int
-    kept: list[Kept] = field(default_factory=list)
-    # Rows of queries and of keys, on the device; None for a block, whose results are kept whole.
-    places: tuple[Places, Places] | None = None
+    kept: dict[int, Kept] = field(default_factory=dict)
+    # Where the present round is kept, and the rows of queries and keys of it, on the device; None if it is not.
+    _slot: int | None = None
+    _places: tuple[Places, Places] | None = None
+    _on_device: dict[str, Places] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        drawn = _BLOCKS if self.case.workload is None else 1
-        self._drawn = set(random.SystemRandom().sample(range(self.blocks), min(drawn, self.blocks)))
-        self._on_device: dict[str, Places] = {}
-        if self.case.workload is None and "q" in self.contents.tensors:
-            heads = self.case.batch * self.case.kv_heads
-            kv_heads = torch.randperm(heads, generator=fresh_dice())[:_HEADS].sort().values
-            self.places = draw_places(self.case, kv_heads)
-            of_queries, of_keys = (one.to(self.contents.tensors["d_out"].device) for one in self.places)
-            self._on_device = {"out": of_queries, "dq": of_queries, "dk": of_keys, "dv": of_keys}
-
-    def before_block(self, number: int) -> None:
-        """Change the inputs before a block that is drawn: seldom, so that the device's load stays what it is."""
-        if number in self._drawn:
-            self.contents.change(self.direction)
+    def begin(self, slot: int | None) -> None:
+        """Draw the rows of a round that is kept in this place, or of none."""
+        self._slot = slot
+        if slot is None or self.case.workload is not None or "q" not in self.contents.tensors:
+            return
+        heads = self.case.batch * self.case.kv_heads
+        kv_heads = torch.randperm(heads, generator=fresh_dice())[:_HEADS].sort().values
+        self._places = draw_places(self.case, kv_heads)
+        of_queries, of_keys = (one.to(self.contents.tensors["d_out"].device) for one in self._places)
+        self._on_device = {"out": of_queries, "dq": of_queries, "dk": of_keys, "dv": of_keys}
 
     def after_block(self, number: int, last: Any) -> None:
-        """Keep rows of what the last call of a drawn block returned.
+        """Keep rows of what the last call of a drawn round's block returned.
 
         Raises:
             Stopped: it has another form than results have.
         """
-        if number not in self._drawn or last is None:
+        if self._slot is None or last is None:
             return
         results = self.form.results(self.direction, last)
         rows = {}
@@ -82,9 +102,9 @@ class TimedCheck:
             places = self._on_device.get(name)
             if places is not None:
                 rows[name] = places.of(tensor)
-            elif self.places is None:
+            elif self._places is None:
                 rows[name] = tensor.clone()
-        self.kept.append(Kept(number, self.contents.state, rows, dict(self.scales)))
+        self.kept[self._slot] = Kept(number, self.contents.state, rows, dict(self.scales), self._places)
 
     def wrong(self, seeded: Any, first: Expected, whole: Callable[[Any], Expected]) -> str | None:
         """Return which block is wrong as a sentence, or None.
@@ -93,27 +113,31 @@ class TimedCheck:
         inputs, where results were kept whole.
         """
         tolerances = {name: bounds.times(_SLACK) for name, bounds in first.tolerances.items()}
-        for one in self.kept:
-            inputs = self.contents.changed(seeded, one.state)
-            if self.places is not None:
+
+        def off(one: Kept, state: frozenset[str]) -> str | None:
+            inputs = self.contents.changed(seeded, state)
+            if one.places is not None:
                 assert isinstance(inputs, Inputs)
                 gradients = self.direction != "forward"
-                expected = expected_at(self.case, inputs, self.places, with_gradients=gradients, tolerances=tolerances)
+                expected = expected_at(self.case, inputs, one.places, with_gradients=gradients, tolerances=tolerances)
             else:
                 expected = replace(whole(inputs), tolerances=tolerances)
             names = [name for name in one.rows if name in expected.tensors]
-            wrong = inaccuracy(
+            return inaccuracy(
                 {name: expected.judge_rows(name, one.rows[name], one.scales.get(name, 1.0)) for name in names}
             )
+
+        for one in self.blocks:
+            wrong = off(one, one.state)
             if wrong is not None:
-                why = "it does not change with its inputs" if self._is_stale(one) else wrong
+                others = {frozenset[str](), *(other.state for other in self.blocks)} - {one.state}
+                stale = any(off(one, state) is None for state in others)
+                why = "it does not change with its inputs" if stale else wrong
                 which = f"timed block {one.number + 1}"
                 return f"{self.direction}: the first call was within tolerance, {which} was not: {why}"
         return None
 
-    def _is_stale(self, one: Kept) -> bool:
-        """Whether a result is that of another block, whose inputs were others."""
-        return any(
-            other.state != one.state and all(torch.equal(other.rows[name], rows) for name, rows in one.rows.items())
-            for other in self.kept
-        )
+    @property
+    def blocks(self) -> list[Kept]:
+        """The kept blocks in the order of their rounds."""
+        return sorted(self.kept.values(), key=lambda one: one.number)

@@ -2,7 +2,6 @@
 
 import importlib
 import itertools
-import math
 import secrets
 import statistics
 import threading
@@ -19,10 +18,11 @@ from attn_exp.attention.expected import Expected, expected
 from attn_exp.attention.hard_values import draw
 from attn_exp.attention.inputs import DifferentiableInputs, Inputs, make_inputs
 from attn_exp.backends.package import Unavailable
-from attn_exp.core.case.case import E4M3, INT8, NORMAL, Case
+from attn_exp.core.case.case import E4M3, GIVEN, INT8, NORMAL, Case
 from attn_exp.core.host.nvml import GpuState
 from attn_exp.core.record.flags import host_reading
 from attn_exp.core.record.request import Request
+from attn_exp.timers.card import Card
 from attn_exp.timers.gpu import Gpu
 from attn_exp.worker.machine.ceilings import canaries, copy_ceiling, matmul_ceiling
 from attn_exp.worker.machine.environment import environment
@@ -73,7 +73,8 @@ class Machine:
             compared, and its reference.
         loaded_s: the longest load that the GPU has been under, in seconds.
         settings: PyTorch's settings before any backend was loaded.
-        heavy_until: when a call that the power limit may hold back was last timed.
+        card: the GPU's clock in bursts; None on a CPU.
+        shared: inputs of rivals that are measured in turns, whose memory is shared; None if a job is alone.
         announce: called with `check`, `compile` or `time` when a job begins that.
     """
 
@@ -90,7 +91,8 @@ class Machine:
     settings: Settings = field(default_factory=Settings.now)
     memory: CudaMemory | None = None
     watch: Watch = field(default_factory=Watch)
-    heavy_until: float = -math.inf
+    card: Card | None = None
+    shared: dict[Any, Inputs] | None = None
     announce: Callable[[str], None] = lambda stage: None
 
     @classmethod
@@ -110,23 +112,26 @@ class Machine:
         # Not the default stream: CUDA graphs cannot be captured on it, and a backward runs on its forward's stream.
         torch.cuda.set_stream(torch.cuda.Stream())
         gpu = Gpu()
-        machine = cls(device, gpu=gpu, environment=environment(device) | event_floor(gpu), memory=CudaMemory())
+        machine = cls(
+            device, gpu=gpu, environment=environment(device) | event_floor(gpu), memory=CudaMemory(), card=Card(gpu)
+        )
         try:
             machine.state = GpuState(machine.environment["gpu_uuid"])
             machine.environment |= machine.state.constant()
             machine.watch = watch_gpu(machine.environment["gpu_uuid"], machine.environment)
+            machine.card = Card(gpu, limit_mhz=machine.environment.get("max_sm_clock_mhz") or 0.0)
         except Exception as error:  # without NVML there is no telemetry, but the measurement is valid
             machine.environment["nvml"] = f"no telemetry: {error}"
             machine.watch = Watch(None, machine.environment["nvml"])
         return machine
 
-    def ceilings_for(self, dtype: str, *, settle_s: float = math.inf) -> dict[str, float]:
+    def ceilings_for(self, dtype: str, *, sustained: bool = True) -> dict[str, float]:
         """Return the machine's measured ceilings for inputs of `dtype`.
 
-        On a GPU they are those after `LOAD_S` seconds of load, or after less where what is timed gets no longer than
-        `settle_s` to settle. The very first request loads libraries on the host meanwhile.
+        On a GPU they are those after `LOAD_S` seconds of load if they are to be `sustained`. The very first request
+        loads libraries on the host meanwhile.
         """
-        load_s = min(LOAD_S, settle_s)
+        load_s = LOAD_S if sustained else 0.0
         first = next(iter(self.ceilings.values()), None)
         if self.gpu is not None and (first is None or load_s > self.loaded_s):
             with ThreadPoolExecutor(1) as pool:
@@ -201,11 +206,21 @@ class Machine:
         if self.expected and self.expected[0] != key:
             self.expected = None
 
-    def power_share(self) -> float | None:
-        """Return the GPU's power of this instant relative to its limit, None if either is not known."""
-        limit = self.environment.get("power_limit_w")
-        power = self.state.now().get("power_w") if self.state else None
-        return power / limit if power and limit else None
+    def inputs_for(self, request: Request, workload: Workload, *, with_gradients: bool) -> DifferentiableInputs:
+        """Return a job's inputs; those of rivals that are measured in turns share memory, and are leaves of their own.
+
+        What a user gave, and a transformer block's, are each rival's own.
+        """
+        measuring = request.measuring
+        if self.shared is not None and request.case in self.shared:
+            return self.shared[request.case].alias()
+        made: DifferentiableInputs = workload.make_inputs(
+            request.case, self.device, measuring.seed, with_gradients=with_gradients, kind=measuring.inputs
+        )
+        if self.shared is None or not isinstance(made, Inputs) or made.kind == GIVEN:
+            return made
+        self.shared[request.case] = made
+        return made.alias()
 
     def reading(self) -> list[dict[str, Any]]:
         """Return what NVML, or on a CPU Linux, reports now; empty if neither is available."""

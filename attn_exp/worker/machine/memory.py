@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -112,6 +112,11 @@ class Ledger:
             after = self._now()
             self._allocated += after[0] - before[0]
             self._outside += after[1] - before[1]
+
+    def count(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count tensors as the job's, which share the memory of another one's."""
+        places = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+        self._allocated -= sum(math.ceil(size / _ROUNDED) * _ROUNDED for size in places.values())
 
     def own(self, d_out: torch.Tensor) -> OwnMemory | None:
         """Return what the job holds now: its inputs without `d_out`, and what the backend keeps."""
