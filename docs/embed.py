@@ -53,7 +53,8 @@ def fastest(file: Path) -> str:
     with tempfile.TemporaryDirectory() as folder:
         rivals = compare_read(Choice(), [read_folder(_sweep_of(file, Path(folder)))])
     assert isinstance(rivals, Rivals)
-    return f"{answer_markdown(rivals.table)}\n\n{textwrap.fill(rivals.answer.headline()[0], 120)}"
+    below = "\n\n".join(textwrap.fill(line, 120) for line in (rivals.table.note, rivals.answer.headline()[0]) if line)
+    return f"{answer_markdown(rivals.table)}\n\n{below}"
 
 
 def _sweep_of(file: Path, folder: Path) -> Path:

@@ -224,7 +224,7 @@ def compare_rivals(
         means=means(rows, labels, by, metric),
         by=by,
         answer=answer,
-        table=answer_table(rows, metric, show),
+        table=answer_table(rows, metric, spreads, show),
         ties=ties,
     )
 
