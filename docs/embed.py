@@ -2,7 +2,7 @@
 
 A block begins with `<!-- KIND: FILE -->` or `<!-- KIND -->` and ends with `<!-- end -->`:
 
-fastest   the answer of a sweep's records (SWEEP.tar.xz) or table.csv
+fastest   the answer of a sweep's records (SWEEP.tar.xz) or table.csv, below the regime and clock of its rows
 sweep     two sentences from bench/sdpa_sweep.py's summary.json
 backends  what the backends declare that they can compute
 metrics   the metrics registered in attn_exp/core/record/metrics.py
@@ -18,7 +18,7 @@ import sys
 import tarfile
 import tempfile
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from attn_exp.compare.answer import compare_read
@@ -27,6 +27,7 @@ from attn_exp.compare.render import answer_markdown
 from attn_exp.compare.rivals import Rivals
 from attn_exp.core.conf import conf_folder, read_yaml
 from attn_exp.core.record.metrics import METRICS
+from attn_exp.core.record.record import Record
 from attn_exp.core.record.status import STATUSES
 from attn_exp.results.read import read_folder
 from attn_exp.run.capabilities import ask, markdown
@@ -52,8 +53,32 @@ def fastest(file: Path) -> str:
     """Return the answer of a sweep's records or table.csv: who is fastest where, and the rates with winners in bold."""
     with tempfile.TemporaryDirectory() as folder:
         rivals = compare_read(Choice(), [read_folder(_sweep_of(file, Path(folder)))])
-    assert isinstance(rivals, Rivals)
-    return f"{answer_markdown(rivals.table)}\n\n{textwrap.fill(rivals.answer.headline()[0], 120)}"
+        assert isinstance(rivals, Rivals)
+        jobs = {row.cell.result.job: row.cell.result for row in rivals.rows if row.cell.value is not None}
+        how = measured_at([result.record() for result in jobs.values()])
+    below = "\n\n".join(textwrap.fill(line, 120) for line in (rivals.table.note, rivals.answer.headline()[0]) if line)
+    return f"{how}\n\n{answer_markdown(rivals.table)}\n\n{below}"
+
+
+def measured_at(records: Iterable[Record]) -> str:
+    """Return the regime and the SM clock of records: `regime burst, SM clock 1,965 to 1,980 MHz`."""
+    known = list(records)
+    said = f"regime {' and '.join(sorted({one.request.measuring.regime for one in known}))}"
+    clocks = [clock for record in known for clock in _clocks(record)]
+    if not clocks:
+        return said
+    low, high = f"{min(clocks):,.0f}", f"{max(clocks):,.0f}"
+    return f"{said}, SM clock {low if low == high else f'{low} to {high}'} MHz"
+
+
+def _clocks(record: Record) -> Iterator[float]:
+    """Yield the clock of each block, or of each pass whose blocks have none."""
+    for measured in record.passes.values():
+        blocks = measured.timings[0].clocks_mhz if measured.timings else ()
+        if blocks:
+            yield from blocks
+        elif measured.window is not None and measured.window.clock_mhz is not None:
+            yield measured.window.clock_mhz
 
 
 def _sweep_of(file: Path, folder: Path) -> Path:

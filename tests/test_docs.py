@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import cli
@@ -31,6 +32,7 @@ from attn_exp.core.host import nvml
 from attn_exp.core.host.nvml import GpuInfo
 from attn_exp.core.record.flags import FLAGS
 from attn_exp.core.record.metrics import METRICS
+from attn_exp.core.record.window import Window
 from attn_exp.results.read import read_folder
 from attn_exp.results.table import csv_text
 from attn_exp.sweep.product import parsed_combinations
@@ -109,6 +111,18 @@ def embed():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_the_regime_and_clock_of_rows_are_those_of_their_blocks_else_of_their_window(embed):
+    record = sweeps.job("flash", 100.0, None, measuring={"regime": "burst"})
+    assert embed.measured_at([record]) == "regime burst"
+    own = replace(record.passes["forward"], window=Window(clock_mhz=1965.0))
+    windowed = replace(record, passes={"forward": own})
+    assert embed.measured_at([windowed]) == "regime burst, SM clock 1,965 MHz"
+    blocks = replace(own.timings[0], clocks_mhz=(1972.0, 1980.0))
+    of_blocks = replace(record, passes={"forward": replace(own, timings=(blocks,))})
+    assert embed.measured_at([of_blocks]) == "regime burst, SM clock 1,972 to 1,980 MHz"
+    assert embed.measured_at([of_blocks, windowed]) == "regime burst, SM clock 1,965 to 1,980 MHz"
 
 
 def test_the_figures_in_the_pages_are_those_of_the_results(embed):

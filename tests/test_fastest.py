@@ -130,7 +130,37 @@ def test_a_busy_host_widens_intervals_on_a_cpu_only(tmp_path):
 def test_a_row_without_a_value_is_left_out(tmp_path):
     found = found_in(tmp_path, [forward("flash", 100.0), forward("cudnn", 200.0), sweeps.failed(backend="math")])
     assert found.answer.headline() == ["flash is fastest: 2.00x cudnn [1.98, 2.02]"]
-    assert "unsup." in text_of(page(found))
+    assert columns(found) == ["flash", "cudnn"]
+    for form in ("table", "markdown", "html"):
+        assert "no number: math (unsupported)" in text_of(page(found), form)
+    assert "no number: math (unsupported)" in answer_in_brief(found)
+    of = sweeps.case(seq_len=512)
+    some = [sweeps.job("flash", of=of), sweeps.failed(of=of, backend="math"), sweeps.job("math")]
+    found = found_in(tmp_path / "some", some)
+    assert found.table.note == "" and "unsup." in text_of(page(found))
+
+
+def columns(found):
+    return [column.head for column in found.table.columns if column.form == "right"]
+
+
+def test_names_of_one_kernel_are_one_column_with_their_mean(tmp_path):
+    records = [ran(forward("cudnn", 90.0), CUDNN), ran(forward("auto", 90.8), CUDNN), forward("flash", 200.0)]
+    found = found_in(tmp_path, [*records, forward("auto", 50.0, of=sweeps.case(seq_len=512))], show="us")
+    assert columns(found) == ["cudnn, auto", "flash"]
+    assert [row["cudnn, auto"] for row in found.table.texts()] == ["50.0", "*90.4"]
+
+
+@pytest.mark.parametrize("why", ["another kernel", "another time", "another kernel in one case"])
+def test_names_that_differ_anywhere_keep_their_columns(tmp_path, why):
+    records = [ran(forward("cudnn", 100.0), CUDNN), ran(forward("auto", 100.1), CUDNN)]
+    if why == "another kernel":
+        records[1] = forward("auto", 100.1)
+    elif why == "another time":
+        records[1] = ran(forward("auto", 104.0), CUDNN)
+    else:
+        records += [forward(name, 100.0, of=sweeps.case(seq_len=512)) for name in ("cudnn", "auto")]
+    assert sorted(columns(found_in(tmp_path, records))) == ["auto", "cudnn"]
 
 
 def test_one_backend_gives_its_numbers(tmp_path):

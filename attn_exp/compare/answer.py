@@ -77,7 +77,8 @@ def compare_read(choice: Choice, sweeps: Sequence[Sweep], against: Sequence[Swee
     metric = metric_of(choice.metric, results)
     spreads = spreads_for(results, choice.spread)
     pairs = bool(against) and not choice.history
-    chosen_cells = _filtered([cells_of(sweep.results, metric) for sweep in together], choice.where, pairs=pairs)
+    cells = [cells_of(sweep.results, metric, turns=choice.spread is None) for sweep in together]
+    chosen_cells = _filtered(cells, choice.where, pairs=pairs)
     old, new = together[: len(against)], together[len(against) :]
     cells_old = [cell for cells in chosen_cells[: len(against)] for cell in cells]
     cells_new = [cell for cells in chosen_cells[len(against) :] for cell in cells]

@@ -1,31 +1,37 @@
-"""The table of an answer: a row a case and pass, a column a backend, the winner and its ties marked."""
+"""The table of an answer: a row a case and pass, a column a kernel, the winner and its ties marked."""
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from attn_exp.compare.join import WAYS
 from attn_exp.compare.page_parts import case_part, case_values
-from attn_exp.compare.ranking import Ranking, by_group, winners
-from attn_exp.compare.ratio import geometric_mean
+from attn_exp.compare.ranking import Ranking, by_group, gain_over, winners
+from attn_exp.compare.ratio import Spreads, geometric_mean
 from attn_exp.compare.sheet import MARK, Column, Sheet
 from attn_exp.core.record.metrics import metric_named
 from attn_exp.core.record.status import STATUSES
-from attn_exp.results.cell import ChosenMetric
+from attn_exp.core.stats.paired import MARGIN_FLOOR
+from attn_exp.core.text import printable
+from attn_exp.results.cell import ChosenMetric, same_kernel
 from attn_exp.results.result import Result
 
 # The metric of each choice of `show=`.
 _METRICS = {"tflops": "tflops", "us": "time_us", "gb/s": "gb_per_s"}
 
 
-def answer_table(rows: Sequence[Ranking], metric: ChosenMetric, show: str = "auto") -> Sheet:
+def answer_table(rows: Sequence[Ranking], metric: ChosenMetric, spreads: Spreads, show: str = "auto") -> Sheet:
     """Return the table of the ranked rows of all cases and passes.
 
-    Backends stand in the order of their mean speed, so that a narrow table omits the slowest. A row without a value has
-    its status. For times, `show=auto` takes GB/s for decoding and microseconds on a CPU.
+    Backends stand in the order of their mean speed, so that a narrow table omits the slowest. Names of one kernel that
+    do not differ are one column, with the geometric mean of their values. A row without a value has its status, and a
+    backend without any value no column. For times, `show=auto` takes GB/s for decoding and microseconds on a CPU.
     """
     name = _shown(rows, show) if metric.name in _METRICS.values() else metric.name
     labels, groups = _by_speed(rows, metric), by_group(rows)
+    tables = [{row.label: row for row in group} for group in groups]
+    valued = {row.label for row in rows if row.cell.value is not None}
+    kernels = _by_kernel([label for label in labels if label in valued], tables, metric, spreads)
     # Timer and device have columns of their own.
     ways = [
         way for way in WAYS if way not in ("timer", "device") and len({WAYS[way](_told(one)) for one in groups}) > 1
@@ -35,20 +41,59 @@ def answer_table(rows: Sequence[Ranking], metric: ChosenMetric, show: str = "aut
         *(Column(way, way) for way in ways),
         Column("pass", "pass"),
         # The first is never omitted.
-        *(Column(label, label, "right", spare=at) for at, label in enumerate(labels)),
+        *(Column(", ".join(names), ", ".join(names), "right", spare=at) for at, names in enumerate(kernels)),
     )
     lines, any_won = [], False
-    for group in groups:
+    for group, table in zip(groups, tables, strict=True):
         best = {id(row) for row in winners(group, metric)}
         any_won = any_won or bool(best)
-        texts = {row.label: MARK * (id(row) in best) + _text(row, name) for row in group}
+        columns_rows = [[table[label] for label in names if label in table] for names in kernels]
+        texts = [MARK * any(id(row) in best for row in own) + _text(own, name) for own in columns_rows]
         own = (WAYS[way](_told(group)) for way in ways)
         cell = group[0].cell
-        lines.append((*case_values(cell), *own, cell.direction, *(texts.get(label, "") for label in labels)))
+        lines.append((*case_values(cell), *own, cell.direction, *texts))
     title = metric_named(name).head.replace("bytes", "MiB")
     if any_won:
         title += f"; {MARK} {'fastest' if metric.kind.follows_clock else 'best'}, or too close to it to call"
-    return Sheet("answer", title, columns, tuple(lines))
+    note = _without_number([label for label in labels if label not in valued], rows)
+    return Sheet("answer", title, columns, tuple(lines), note=note)
+
+
+def _by_kernel(
+    labels: Sequence[str], tables: Sequence[Mapping[str, Ranking]], metric: ChosenMetric, spreads: Spreads
+) -> list[list[str]]:
+    """Return the labels, those together that ran one kernel and do not differ wherever both have a value."""
+
+    def one(label: str, other: str) -> bool:
+        both = [(table[label], table[other]) for table in tables if label in table and other in table]
+        pairs = [(row, over) for row, over in both if row.cell.value is not None and over.cell.value is not None]
+        return bool(pairs) and all(_equal(row, over, metric, spreads) for row, over in pairs)
+
+    kernels: list[list[str]] = []
+    for label in labels:
+        names = next((names for names in kernels if all(one(label, other) for other in names)), None)
+        if names is None:
+            kernels.append([label])
+        else:
+            names.append(label)
+    return kernels
+
+
+def _equal(row: Ranking, over: Ranking, metric: ChosenMetric, spreads: Spreads) -> bool:
+    if not same_kernel(row.cell.result, over.cell.result, row.cell.direction):
+        return False
+    ratio = gain_over(row.cell, over.cell, metric, spreads)
+    return ratio is not None and (ratio.low <= 1 <= ratio.high or abs(ratio.value - 1) <= MARGIN_FLOOR)
+
+
+def _without_number(labels: Sequence[str], rows: Sequence[Ranking]) -> str:
+    """Return a line that names the labels and why they have no number; empty if there are none."""
+    why: dict[str, list[str]] = defaultdict(list)
+    for label in labels:
+        statuses = {row.cell.result.status for row in rows if row.label == label}
+        why[", ".join(sorted("no value" if one == "ok" else one for one in statuses))].append(label)
+    each = "; ".join(f"{', '.join(names)} ({statuses})" for statuses, names in why.items())
+    return each and printable(f"no number: {each}")
 
 
 def _told(group: Sequence[Ranking]) -> Result:
@@ -83,12 +128,13 @@ def _by_speed(rows: Sequence[Ranking], metric: ChosenMetric) -> list[str]:
     return sorted(dict.fromkeys(row.label for row in rows), key=order)
 
 
-def _text(row: Ranking, name: str) -> str:
-    result = row.cell.result
-    if result.status != "ok":
-        return STATUSES[result.status].short or result.status
-    value = result.metrics.get(f"{row.cell.direction}/{name}")
-    if value is None:
-        return ""
+def _text(rows: Sequence[Ranking], name: str) -> str:
+    ok = [row.cell for row in rows if row.cell.result.status == "ok"]
+    found = [cell.result.metrics.get(f"{cell.direction}/{name}") for cell in ok]
+    values = [value for value in found if value is not None]
+    if not values:
+        statuses = [row.cell.result.status for row in rows if row.cell.result.status != "ok"]
+        return next((STATUSES[status].short or status for status in statuses), "")
+    value = values[0] if len(values) == 1 else math.prod(values) ** (1 / len(values))
     value = value / 2**20 if name.endswith("_bytes") else value
     return f"{value:.0f}" if value >= 100 else f"{value:#.3g}"

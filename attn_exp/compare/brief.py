@@ -17,6 +17,7 @@ def answer_in_brief(rivals: Rivals) -> str:
     parts = ["  \n".join(f"**{safe(line)}**" for line in answer.headline())]
     if answer.won:
         parts += [answer_markdown(rivals.table, _ROWS), safe(rivals.table.title.replace(f"{MARK} ", "bold: "))]
+        parts.append(safe(rivals.table.note))
     # In one paragraph: MLflow shows 100 pixels of a description, and folds the rest.
     parts.append(" ".join([safe(said), *([inline_code(command)] if command else [])]))
     return "\n\n".join(filter(None, parts))

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from attn_exp.compare.ranking import Ranking, by_group, is_tie, rank, winners
-from attn_exp.compare.ratio import Spreads, gain, geometric_mean, times_text, uncertainty
+from attn_exp.compare.ratio import Spreads, doubts, gain, geometric_mean, times_text, uncertainty
 from attn_exp.core.case.case import PASSES
 from attn_exp.core.stats.interval import Uncertainty, combined
 from attn_exp.core.text import and_text
@@ -267,8 +267,9 @@ def _lead_over(label: str, over: str, won: Sequence[Winners], metric: ChosenMetr
         if log is None:
             continue
         logs[one.direction].append(log)
-        own += [row.cell.uncertainty, other.cell.uncertainty]
-        spread = max(spread, spreads.between_rows(row.cell.result, other.cell.result))
+        parts, least = doubts(row.cell, other.cell, spreads.between_rows(row.cell.result, other.cell.result))
+        own += parts
+        spread = max(spread, least)
     every = list(itertools.chain(*logs.values()))
     if not every:
         return None

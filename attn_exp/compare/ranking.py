@@ -73,7 +73,7 @@ def ranked(
         Ranking(
             cell,
             index,
-            _gain(cell, base, metric, spreads),
+            gain_over(cell, base, metric, spreads),
             id(cell) in among,
             tuple(
                 other.result.label
@@ -96,7 +96,9 @@ def _among_the_best(best: Cell, valued: Sequence[Cell], metric: ChosenMetric, sp
         else:
             one.append(cell)
     leading, *others = rivals
-    known = [(one, over.p) for one in others if (over := _gain(one[0], best, metric, spreads)) is not None]
+    over_best = [(one, over) for one in others if (over := gain_over(one[0], best, metric, spreads)) is not None]
+    # A pair that was not measured in turns may contradict the order of those that were.
+    known = [(one, over.p if over.value < 1 else 1.0) for one, over in over_best]
     worse = worse_than_best([p for _, p in known])
     close = [one for (one, _), is_worse in zip(known, worse, strict=True) if not is_worse]
     return [cell for one in (leading, *close) for cell in one]
@@ -110,7 +112,8 @@ def _of_duels(cell: Cell, contenders: Sequence[Cell], settlements: Settlements) 
     return {label: one for label, one in found if one is not None}
 
 
-def _gain(cell: Cell, over: Cell | None, metric: ChosenMetric, spreads: Spreads) -> Ratio | None:
+def gain_over(cell: Cell, over: Cell | None, metric: ChosenMetric, spreads: Spreads) -> Ratio | None:
+    """Return how many times better a cell is than another one of its group; None without two values."""
     if over is None or cell.value is None:
         return None
     if cell is over:
@@ -155,9 +158,10 @@ def open_pair(group: Sequence[Ranking], metric: ChosenMetric) -> tuple[Ranking, 
 
 
 def rank(cell: Cell, metric: ChosenMetric) -> float:
-    """Return what the best of several cells has least of."""
+    """Return what the best of several cells has least of: the value, or what the turns say that it is."""
     assert cell.value is not None
-    return -cell.value if metric.kind.higher_is_better else cell.value
+    value = cell.value if cell.turns is None else cell.turns.value
+    return -value if metric.kind.higher_is_better else value
 
 
 def is_label(label: str, baseline: str) -> bool:

@@ -1,8 +1,9 @@
-"""Ratios of two cells that were not measured side by side, and how far such ratios can be trusted.
+"""Ratios of two cells, and how far such ratios can be trusted.
 
-The duel's paired test is not used here: it holds only for interleaved rounds. The interval of a ratio combines both
-cells' confidence intervals with the spread between rows: how much two equal measurements differ because they ran at
-different times. The constants below were observed; `spread=` replaces them.
+Cells that were measured in turns (`Turns`) have the ratio of their rounds. The ratio of others is that of their values,
+and its interval combines both cells' confidence intervals with the spread between rows: how much two equal measurements
+differ because they ran at different times. The constants below were observed; `spread=` replaces them, and ignores
+turns.
 """
 
 import math
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from attn_exp.core.stats.interval import Uncertainty, combined
 from attn_exp.core.stats.paired import MARGIN_FLOOR
 from attn_exp.results.calibration import device_key
-from attn_exp.results.cell import Cell, ChosenMetric
+from attn_exp.results.cell import Cell, ChosenMetric, Turns
 from attn_exp.results.result import Result
 
 # Twelve medians of the same call, measured consecutively on an H200 under its power cap, spread by 0.8 to 2.2 %.
@@ -27,6 +28,8 @@ PROCESSOR_SPREAD = 0.05
 PROCESSOR_SESSION_SPREAD = 0.10
 # Two H200s of one host measured the same call at 3.694 and 3.621 ms.
 OTHER_GPU_SPREAD = 0.02
+# The instrument's floor: no number of rounds tells two calls that were measured in turns apart by less.
+TURNS_FLOOR = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +94,32 @@ def geometric_mean(logs: Sequence[float]) -> float:
 
 
 def gain(cell: Cell, over: Cell, metric: ChosenMetric) -> float | None:
-    """Return the logarithm of how many times better `cell` is than `over`, or None without two values."""
+    """Return the logarithm of how many times better `cell` is than `over`, or None without two values.
+
+    It is from their rounds if the cells were measured in turns, else from their values.
+    """
     if cell.value is None or over.value is None or cell.value <= 0 or over.value <= 0:
         return None
-    log = math.log(cell.value / over.value)
+    turns = _both_turns(cell, over)
+    log = math.log(turns[0].value / turns[1].value if turns else cell.value / over.value)
     return log if metric.kind.higher_is_better else -log
+
+
+def doubts(cell: Cell, over: Cell, spread: float) -> tuple[list[Uncertainty], float]:
+    """Return the uncertainties of a log ratio that are the two cells' own, and the spread.
+
+    Of cells that were measured in turns these are the links that only one of their chains has, and the floor.
+    """
+    if (turns := _both_turns(cell, over)) is None:
+        return [cell.uncertainty, over.uncertainty], spread
+    one, other = (each.links for each in turns)
+    return [(one.get(job) or other[job]) for job in sorted(one.keys() ^ other.keys())], TURNS_FLOOR
 
 
 def uncertainty(cell: Cell, over: Cell, spread: float) -> Uncertainty:
     """Return the uncertainty of a log ratio: both cells' and the spread, independent."""
-    return combined([cell.uncertainty, over.uncertainty, Uncertainty(math.log1p(spread))])
+    own, spread = doubts(cell, over, spread)
+    return combined([*own, Uncertainty(math.log1p(spread))])
 
 
 def ratio(cell: Cell, over: Cell, metric: ChosenMetric, spread: float) -> Ratio | None:
@@ -108,13 +127,20 @@ def ratio(cell: Cell, over: Cell, metric: ChosenMetric, spread: float) -> Ratio 
     log = gain(cell, over, metric)
     if log is None:
         return None
-    doubt = uncertainty(cell, over, spread)
+    own, spread = doubts(cell, over, spread)
+    doubt = combined([*own, Uncertainty(math.log1p(spread))])
     return Ratio(math.exp(log), math.exp(log - doubt.half), math.exp(log + doubt.half), spread, doubt.p_value(log))
 
 
 def times_text(value: float) -> str:
     """Return how many times with three digits: `1.59`."""
     return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
+
+
+def _both_turns(cell: Cell, over: Cell) -> tuple[Turns, Turns] | None:
+    """Return the turns of two cells whose chains of bases end at one job; None of all others."""
+    one, other = cell.turns, over.turns
+    return (one, other) if one is not None and other is not None and one.end == other.end else None
 
 
 def _other_gpu(one: Result, other: Result) -> bool:

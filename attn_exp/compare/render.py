@@ -44,7 +44,8 @@ def table(page: Page, *, width: int = WIDTH, colour: bool = False, limit: int | 
     own = page.headline
     parts = [_wrapped(own.answer, width)]
     if own.table is not None:
-        parts.append(f"{_grid(own.table, width, colour, limit)}\n{filled(own.table.title, width)}")
+        below = _wrapped((own.table.title, own.table.note), width)
+        parts.append(f"{_grid(own.table, width, colour, limit)}\n{below}")
     parts += [_wrapped((own.remains, own.command), width), _wrapped(page.lines, width)]
     for sheet in page.sheets:
         title = [sheet.title] if sheet.title else []
@@ -62,6 +63,7 @@ def markdown(page: Page, *, limit: int | None = None) -> str:
     parts = [_hard_lines(own.answer)]
     if own.table is not None:
         parts += [answer_markdown(own.table, limit), own.table.title.replace(f"{MARK} ", "bold: ")]
+        parts.append(markdown_text(own.table.note))
     parts += [_hard_lines([own.remains]), f"```bash\n{own.command}\n```" if own.command else ""]
     parts.append(_hard_lines(page.lines))
     for sheet in page.sheets:

@@ -22,7 +22,7 @@ from attn_exp.compare.ranking import (
     ranked,
     winners,
 )
-from attn_exp.compare.ratio import Spreads, gain, geometric_mean
+from attn_exp.compare.ratio import TURNS_FLOOR, Spreads, gain, geometric_mean
 from attn_exp.compare.settled import Settlements
 from attn_exp.compare.sheet import MARK, Column, Sheet, Tone, interval, split
 from attn_exp.core.case.case import PASSES
@@ -107,6 +107,7 @@ _POWER = (
     "stopping.min_rounds=200 stopping.max_rounds=200 stopping.budget_s=3"
 )
 _DUELS = "duels beside the sweep decided what intervals leave too close to call"
+_TURNS = f"of rows measured in turns: their rounds' ratio ({100 * TURNS_FLOOR:.1f} % and more)"
 _SAME = "same kernel: these backends ran one and the same kernel, so that they differ by noise (A/A)"
 
 
@@ -214,6 +215,7 @@ def compare_rivals(
             *([_SAME] if any(row.same for row in rows) else ()),
             *([_DUELS] if any(row.duels for row in rows) else ()),
             *notes,
+            *([_TURNS] if any(row.cell.turns and row.cell.turns.links for row in rows) else ()),
             *repeated,
             *_apart(groups),
         ),
@@ -222,7 +224,7 @@ def compare_rivals(
         means=means(rows, labels, by, metric),
         by=by,
         answer=answer,
-        table=answer_table(rows, metric, show),
+        table=answer_table(rows, metric, spreads, show),
         ties=ties,
     )
 

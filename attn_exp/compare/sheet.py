@@ -35,13 +35,14 @@ class Column:
 
 @dataclass(frozen=True)
 class Sheet:
-    """Rows of values in the order of the columns; `tones` are the rows' colours on a terminal."""
+    """Rows of values in the order of the columns; `tones` are the rows' colours on a terminal, `note` a line below."""
 
     name: str
     title: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Any, ...], ...]
     tones: tuple[Tone, ...] = ()
+    note: str = ""
 
     def dictionaries(self) -> list[dict[str, Any]]:
         """Return the rows by column name, as files and data frames have them; numbers with six digits."""

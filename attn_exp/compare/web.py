@@ -33,6 +33,7 @@ class _Section:
     heads: Sequence[tuple[str, str]] = ()
     rows: Sequence[tuple[Tone, Sequence[tuple[str, str]]]] = ()
     left_out: int = 0
+    note: str = ""
 
 
 def html(
@@ -95,6 +96,7 @@ def _section(anchor: str, sheet: Sheet, limit: int | None = None) -> _Section:
         heads=list(zip(heads, kinds, strict=True)),
         rows=list(zip(tones, cells, strict=False)),
         left_out=len(sheet.rows) - len(rows),
+        note=sheet.note,
     )
 
 

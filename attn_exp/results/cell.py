@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -40,8 +40,26 @@ class ChosenMetric:
         """Whether a duel, which compares times, tells which of two backends is better by it."""
         return self.kind.has_time_interval and not self.kind.of_power
 
+    @property
+    def follows_time(self) -> bool:
+        """Whether it is the ranking time, or a rate that follows from it alone."""
+        return self.settled_by_duels and self.kind.follows_clock
+
     def __str__(self) -> str:
         return f"{self.direction}/{self.name}" if self.direction else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """How a cell that was measured in turns with others compares with the job at which its chain of bases ends.
+
+    `end` is that job's sweep and name, `value` the metric's value there times what the chain's ratios say, and `links`
+    the uncertainty of each ratio by the name of the job that it is of.
+    """
+
+    end: tuple[str, str]
+    value: float
+    links: Mapping[str, Uncertainty]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +68,8 @@ class Cell:
 
     `value` is the metric's value, or None if the result is not ok or lacks the metric. `half` is the half-width of the
     95 % confidence interval of its logarithm, with which ratios are computed; None without an interval. `rounds` are
-    the rounds that it is from, None if the record does not say.
+    the rounds that it is from, None if the record does not say. `turns` are None unless the metric follows from the
+    time alone, and the chain of bases has an end with a value.
     """
 
     result: Result
@@ -58,6 +77,7 @@ class Cell:
     value: float | None
     half: float | None
     rounds: float | None = None
+    turns: Turns | None = None
 
     @property
     def uncertainty(self) -> Uncertainty:
@@ -122,19 +142,46 @@ def metric_names(results: Iterable[Result]) -> set[str]:
     return {name.partition("/")[2] for name in names}
 
 
-def cells_of(results: Sequence[Result], metric: ChosenMetric) -> list[Cell]:
-    """Return one cell for each result and each pass that its request asked for."""
+def cells_of(results: Sequence[Result], metric: ChosenMetric, *, turns: bool = True) -> list[Cell]:
+    """Return one cell for each result and each pass that its request asked for, without `turns` all as if alone."""
     cells = []
+    # Sweeps have unique names here, and a job's name is that of its folder.
+    jobs = {(one.sweep, one.job): one for one in results if one.paired} if turns and metric.follows_time else {}
     for result in results:
         for direction in result.measuring.passes:
             if metric.direction in (None, direction):
-                value = result.metrics.get(f"{direction}/{metric.name}") if result.status == "ok" else None
-                # A ratio to zero is undefined; an error of zero is a valid value.
-                usable = value is not None and (value > 0 or not metric.kind.follows_clock)
-                half = _half(result, direction, metric.kind) if usable else None
+                value = _value(result, direction, metric)
+                half = _half(result, direction, metric.kind) if value is not None else None
                 rounds = result.metrics.get(f"{direction}/rounds")
-                cells.append(Cell(result, direction, value if usable else None, half, rounds))
+                chain = _turns(result, direction, metric, jobs) if value is not None and jobs else None
+                cells.append(Cell(result, direction, value, half, rounds, chain))
     return cells
+
+
+def _value(result: Result, direction: str, metric: ChosenMetric) -> float | None:
+    value = result.metrics.get(f"{direction}/{metric.name}") if result.status == "ok" else None
+    # A ratio to zero is undefined; an error of zero is a valid value.
+    return value if value is not None and (value > 0 or not metric.kind.follows_clock) else None
+
+
+def _turns(
+    result: Result, direction: str, metric: ChosenMetric, jobs: Mapping[tuple[str, str], Result]
+) -> Turns | None:
+    """Follow the chain of bases from a result to a job that is its own base; None if it is broken."""
+    log, links, at = 0.0, dict[str, Uncertainty](), jobs.get((result.sweep, result.job))
+    while at is not None and at.job not in links and (own := at.paired.get(direction)) is not None:
+        if own.base == at.job:
+            value = _value(at, direction, metric)
+            if value is None or abs(log) > _WIDEST:
+                return None
+            better = -log if metric.kind.higher_is_better else log
+            return Turns((at.sweep, at.job), value * math.exp(better), links)
+        if own.rounds < 2:
+            return None
+        links[at.job] = Uncertainty(min(own.half, _WIDEST), own.rounds - 1)
+        log += own.log_ratio
+        at = jobs.get((at.sweep, own.base))
+    return None
 
 
 def _half(result: Result, direction: str, kind: Metric) -> float | None:

@@ -15,7 +15,7 @@ from attn_exp.core.catalogue import About, later_options, recorded_about
 from attn_exp.core.errors import NOT_DECODED, RecordError, UserError, check_name
 from attn_exp.core.record.file import FILE_NAME, read_record
 from attn_exp.core.record.flags import flags_in
-from attn_exp.core.record.record import SCHEMA, Disagreement, Record
+from attn_exp.core.record.record import SCHEMA, Disagreement, Paired, Record
 from attn_exp.core.record.request import Compile, Measuring, backend_label, settings
 from attn_exp.core.record.soundness import check_environment, odd_times
 from attn_exp.core.record.status import STATUSES, Status
@@ -33,7 +33,8 @@ class Result:
     `label` names the backend in tables (`named` makes labels unique), `l2` says whether the primary timer flushed the
     L2 cache (`cold`, `warm`, or empty if nothing was timed). `kernels` are the names of each pass' kernels, the
     longest-running first, `profiles` the names of the profilers that ran, `second_opinions` says which timers disagree.
-    `pass_flags` are the flags that follow from each pass's own samples. Results of two sweeps that have the same `key`
+    `pass_flags` are the flags that follow from each pass's own samples. `paired` says of each pass that was measured in
+    turns how it compares with its base, without the base's samples. Results of two sweeps that have the same `key`
     (case, backend with options, compiler, kind of device) are joined in comparisons. `source` says where a backend from
     elsewhere comes from (core/source.py); it is not in `key`, so that two states of one are compared.
     """
@@ -60,6 +61,7 @@ class Result:
     profiles: tuple[str, ...]
     second_opinions: tuple[str, ...]
     pass_flags: Mapping[str, tuple[str, ...]]
+    paired: Mapping[str, Paired]
     started_at: float
     finished_at: float
     method_version: str
@@ -180,6 +182,11 @@ def decode(content: bytes, path: Path) -> Result:
                 f"{direction}: {pair}" for direction, measured in lean.passes.items() for pair in measured.disagreements
             ),
             pass_flags={direction: measured.flags for direction, measured in lean.passes.items()},
+            paired={
+                direction: Paired(base=one.base, log_ratio=one.log_ratio, half=one.half, rounds=one.rounds)
+                for direction, measured in lean.passes.items()
+                if (one := measured.paired) is not None
+            },
             started_at=lean.started_at,
             finished_at=lean.finished_at,
             method_version=lean.method_version,
@@ -204,8 +211,16 @@ class _Kernel(msgspec.Struct, gc=False):
     time_us: float
 
 
+class _Paired(msgspec.Struct, gc=False):
+    base: str
+    log_ratio: float = 0.0
+    half: float = 0.0
+    rounds: int = 0
+
+
 class _Pass(msgspec.Struct, gc=False):
     timings: list[_Timing] = []
+    paired: _Paired | None = None
     kernels: list[_Kernel] = []
     took: str | None = None
     disagreements: list[Disagreement] = []

@@ -54,6 +54,7 @@ FLAGS = {
     "clock_low": ("", "the SM clock was below 75 % of the highest: locked, or idling between calls"),
     "clock_jump": ("", "the clock was more than 8 % off its median at some time while the calls were timed"),
     "telemetry_lost": ("", "clock, power or energy stopped being read while calls were timed, or cannot be right"),
+    "apart": ("a", "measured alone, apart from the case's other rows"),
     "clock_mismatch": ("", "the rivals' SM clocks differ by more than 1 %: one draws more power than another"),
     "shared_gpu": ("s", "another process computes on the GPU"),
     "busy_host": ("b", "other programs used the processors while they were measured"),
