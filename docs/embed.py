@@ -2,7 +2,7 @@
 
 A block begins with `<!-- KIND: FILE -->` or `<!-- KIND -->` and ends with `<!-- end -->`:
 
-fastest   the answer of a sweep's records (SWEEP.tar.xz) or table.csv
+fastest   the answer of a sweep's records (SWEEP.tar.xz) or table.csv, and whether today's code measured them
 sweep     two sentences from bench/sdpa_sweep.py's summary.json
 backends  what the backends declare that they can compute
 metrics   the metrics registered in attn_exp/core/record/metrics.py
@@ -18,7 +18,7 @@ import sys
 import tarfile
 import tempfile
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from attn_exp.compare.answer import compare_read
@@ -26,9 +26,11 @@ from attn_exp.compare.choice import Choice
 from attn_exp.compare.render import answer_markdown
 from attn_exp.compare.rivals import Rivals
 from attn_exp.core.conf import conf_folder, read_yaml
+from attn_exp.core.provenance import measuring
 from attn_exp.core.record.metrics import METRICS
 from attn_exp.core.record.status import STATUSES
 from attn_exp.results.read import read_folder
+from attn_exp.results.result import Result
 from attn_exp.run.capabilities import ask, markdown
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,9 +53,17 @@ def _made(kind: str, file: str | None, root: Path) -> str:
 def fastest(file: Path) -> str:
     """Return the answer of a sweep's records or table.csv: who is fastest where, and the rates with winners in bold."""
     with tempfile.TemporaryDirectory() as folder:
-        rivals = compare_read(Choice(), [read_folder(_sweep_of(file, Path(folder)))])
+        sweep = read_folder(_sweep_of(file, Path(folder)))
+    rivals = compare_read(Choice(), [sweep])
     assert isinstance(rivals, Rivals)
-    return f"{answer_markdown(rivals.table)}\n\n{textwrap.fill(rivals.answer.headline()[0], 120)}"
+    answer = f"{answer_markdown(rivals.table)}\n\n{textwrap.fill(rivals.answer.headline()[0], 120)}"
+    return f"{age(sweep.results)}{answer}"
+
+
+def age(results: Iterable[Result]) -> str:
+    """Return the line about results that other code measured than today's, empty if there is none."""
+    known = {result.environment.get("measuring") for result in results if result.status == "ok"}
+    return "" if known == {measuring()} else "Measured before the last change of what measures.\n\n"
 
 
 def _sweep_of(file: Path, folder: Path) -> Path:
