@@ -114,3 +114,28 @@ def test_what_measures_is_found_and_a_record_s_environment_has_it(monkeypatch):
     monkeypatch.chdir(os.sep)
     here = environment("cpu")
     assert here["measuring"] == measuring() and here["tree"] == tree()
+
+
+def evidence(checkout, **variables):
+    """Run a step of bench/evidence.sh that does not exist, which is refused after the tree."""
+    env = {name: value for name, value in os.environ.items() if name != "ATTN_EXP_TREE"} | variables
+    command = ["bash", str(checkout / "bench" / "evidence.sh"), str(checkout / "out"), "nothing"]
+    ran = subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True, check=False)
+    assert ran.returncode == 2 and len(ran.stderr.splitlines()) == 1
+    return ran.stderr
+
+
+def test_evidence_is_measured_by_a_committed_tree_only(package):
+    checkout, accepted = package.parent, "there is no step nothing"
+    (checkout / "bench").mkdir()
+    shutil.copy(ROOT / "bench" / "evidence.sh", checkout / "bench")
+    assert "differ from the commit" in evidence(checkout, ATTN_EXP_TREE="told")
+    git(checkout, "add", "bench")
+    git(checkout, "commit", "-qm", "two")
+    (checkout / "notes.txt").write_text("text")
+    assert accepted in evidence(checkout)
+    (package / "cli.py").write_text("y = 2\n")
+    assert "differ from the commit" in evidence(checkout)
+    shutil.rmtree(checkout / ".git")
+    assert "set ATTN_EXP_TREE" in evidence(checkout)
+    assert accepted in evidence(checkout, ATTN_EXP_TREE="told")
