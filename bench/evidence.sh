@@ -3,12 +3,20 @@
 #
 # Each step takes minutes at most, fails alone, and says in OUT_FOLDER/steps.txt how long it took and how it ended.
 # A backend whose package is missing is `unavailable` in its tables. flash-attn-4 alone keeps xFormers from being
-# imported: install it between `accuracy` and the steps with fa4.
+# imported: install it between `accuracy` and the steps with fa4. What measures must be committed; on a host without git
+# ATTN_EXP_TREE says what `git rev-parse HEAD:attn_exp` gave where it was.
 set -uo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 usage="usage: bench/evidence.sh OUT_FOLDER STEP...; the steps: $(sed -n 's/^step_\([a-z0-9_]*\)() .*/\1/p' "$0" | tr '\n' ' ')"
 [[ $# -ge 2 && $1 != -* ]] || { echo "$usage" >&2; exit 2; }
+if git -C "$root" rev-parse -q --verify HEAD:./attn_exp >/dev/null 2>&1; then
+  changed=$(git -C "$root" -c core.fsmonitor=false status --porcelain -- attn_exp conf bench) && [[ -z $changed ]] ||
+    { echo "attn_exp/, conf/ or bench/ differ from the commit: commit them before they measure evidence" >&2; exit 2; }
+elif [[ -z ${ATTN_EXP_TREE:-} ]]; then
+  echo "this is no git checkout: set ATTN_EXP_TREE to what git rev-parse HEAD:attn_exp gives where it was committed" >&2
+  exit 2
+fi
 mkdir -p "$1" && out=$(cd "$1" && pwd) && shift
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 

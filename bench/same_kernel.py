@@ -1,4 +1,4 @@
-"""python bench/same_kernel.py OUT_FOLDER [SWEEP_FOLDER ...]: how far names of one kernel differ, and whether intervals say so.
+"""python bench/same_kernel.py OUT_FOLDER [SWEEP_FOLDER ...]: how far names of one kernel differ, and what intervals say.
 
 `cudnn`, `aten_cudnn` and `cudnn_graph` run one cuDNN kernel, so each pair of their rows is an A/A test. Without sweeps
 it runs, on one GPU: the shapes of `+experiment=table` in bursts, under load, and in bursts again, each in one command.
@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-from attn_exp.compare.ratio import PAIRED_FLOOR
+from attn_exp.compare.ratio import TURNS_FLOOR
 from attn_exp.core.record.record import Record
 from attn_exp.core.stats.paired import paired_by_round
 from attn_exp.core.stats.summary import medians_by_round
@@ -56,7 +56,7 @@ def pairs(records: Iterable[Record], sweep: str) -> list[dict[str, object]]:
                 found = paired_by_round(medians[1], medians[0])
                 if found is None:
                     continue
-                half = math.hypot(found.half, math.log1p(PAIRED_FLOOR))
+                half = math.hypot(found.half, math.log1p(TURNS_FLOOR))
                 clocks = [statistics.median(timing.clocks_mhz) for timing in timings if timing.clocks_mhz]
                 rows.append(
                     {

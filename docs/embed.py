@@ -2,7 +2,8 @@
 
 A block begins with `<!-- KIND: FILE -->` or `<!-- KIND -->` and ends with `<!-- end -->`:
 
-fastest   the answer of a sweep's records (SWEEP.tar.xz) or table.csv, below the regime and clock of its rows
+fastest   the answer of a sweep's records (SWEEP.tar.xz) or table.csv, below the regime and clock of its rows, and
+          whether today's code measured them
 sweep     two sentences from bench/sdpa_sweep.py's summary.json
 backends  what the backends declare that they can compute
 metrics   the metrics registered in attn_exp/core/record/metrics.py
@@ -26,10 +27,12 @@ from attn_exp.compare.choice import Choice
 from attn_exp.compare.render import answer_markdown
 from attn_exp.compare.rivals import Rivals
 from attn_exp.core.conf import conf_folder, read_yaml
+from attn_exp.core.provenance import measuring
 from attn_exp.core.record.metrics import METRICS
 from attn_exp.core.record.record import Record
 from attn_exp.core.record.status import STATUSES
 from attn_exp.results.read import read_folder
+from attn_exp.results.result import Result
 from attn_exp.run.capabilities import ask, markdown
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -55,9 +58,15 @@ def fastest(file: Path) -> str:
         rivals = compare_read(Choice(), [read_folder(_sweep_of(file, Path(folder)))])
         assert isinstance(rivals, Rivals)
         jobs = {row.cell.result.job: row.cell.result for row in rivals.rows if row.cell.value is not None}
-        how = measured_at([result.record() for result in jobs.values()])
+        how = age(jobs.values()) + measured_at([result.record() for result in jobs.values()])
     below = "\n\n".join(textwrap.fill(line, 120) for line in (rivals.table.note, rivals.answer.headline()[0]) if line)
     return f"{how}\n\n{answer_markdown(rivals.table)}\n\n{below}"
+
+
+def age(results: Iterable[Result]) -> str:
+    """Return the line about results that other code measured than today's, empty if there is none."""
+    known = {result.environment.get("measuring") for result in results if result.status == "ok"}
+    return "" if known == {measuring()} else "Measured before the last change of what measures.\n\n"
 
 
 def measured_at(records: Iterable[Record]) -> str:

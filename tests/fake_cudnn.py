@@ -169,6 +169,9 @@ class FakeCudnn:
         self.engine, self.complaint = engine, complaint
         self.graphs, self.runs, self.stream = [], [], None
 
+    def backend_version(self):
+        return 91900
+
     def pygraph(self, **options):
         self.graphs.append(FakeGraph(self, **options))
         return self.graphs[-1]

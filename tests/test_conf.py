@@ -127,6 +127,12 @@ def test_a_host_without_a_gpu_has_small_defaults_and_keeps_choices(monkeypatch, 
     assert (case.dtype, case.q_len) == (dtype, length)
 
 
+def test_the_experiment_of_readme_s_table_has_the_backends_that_run_on_its_gpu():
+    config = compose("config", ["+experiment=table", "device=cpu"], return_hydra_config=True)
+    backends = config.hydra.sweeper.params.backend.split(",")
+    assert backends == ["flash", "cudnn", "aten_cudnn", "cudnn_graph", "efficient", "flex", "triton", "fa3"]
+
+
 @pytest.mark.parametrize(("gpus", "batch"), [([GPU], 128), ([], 1)])
 def test_the_experiment_of_compiling_has_the_shape_of_pytorchs_test_and_on_a_cpu_one_row_of_it(
     monkeypatch, gpus, batch

@@ -94,6 +94,16 @@ def test_the_wrapper_refuses_packed_sequences_and_says_what_to_set(monkeypatch):
     assert "set backend.api=binding" in CudnnGraph("c", api="wrapper").unsupported(PACKED, "cuda")
 
 
+def test_gradients_of_packed_sequences_with_a_window_are_refused(fake):
+    case = replace(PACKED, window=2)
+    with pytest.raises(Refused, match=r"cuDNN 9\.19 .*this is 91900.*: set passes=\[forward\]"):
+        CudnnGraph("c").prepare(case, make_inputs(case, "cpu", 1, with_gradients=True))
+    assert not fake.graphs
+    # A window that hides no key is none.
+    for right, with_gradients in ((case, False), (PACKED, True), (replace(PACKED, window=8), True)):
+        CudnnGraph("c").prepare(right, make_inputs(right, "cpu", 1, with_gradients=with_gradients))
+
+
 def test_a_paged_cache_is_a_container_with_a_table_and_lengths(fake, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     case = replace(CASE, q_len=1, kv_len=50, causal=True, page_size=16)

@@ -46,7 +46,6 @@ BINDING = {
     "packed, bshd": replace(PACKED, layout="bshd"),
     "packed, full": replace(PACKED, causal=False),
     "packed, grouped": replace(PACKED, kv_heads=2, layout="bshd"),
-    "packed, window": replace(PACKED, window=50),
 }
 
 
@@ -92,6 +91,15 @@ def test_output_and_gradients_are_right(poisoned, name, api):
 @pytest.mark.parametrize("name", BINDING)
 def test_packed_sequences_do_not_see_each_other(poisoned, name):
     check(BINDING[name])
+
+
+def test_packed_sequences_with_a_window_have_a_forward_only():
+    case = replace(PACKED, window=50)
+    with pytest.raises(Refused, match="wrong dk for packed sequences with a window"):
+        prepared(case, make_inputs(case, "cuda", 11, with_gradients=True))
+    inputs = make_inputs(case, "cuda", 11, with_gradients=False)
+    _, calls = prepared(case, inputs)
+    assert inaccuracy({"out": expected(case, inputs, with_gradients=False).judge("out", calls.forward())}) is None
 
 
 @pytest.mark.parametrize("api", ["binding", "wrapper"])

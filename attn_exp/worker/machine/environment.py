@@ -3,10 +3,8 @@
 import os
 import platform
 import re
-import subprocess
 import sys
 from collections.abc import Iterable
-from functools import cache
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from typing import Any
@@ -15,6 +13,7 @@ import torch
 
 from attn_exp.core.catalogue import packages
 from attn_exp.core.host.cpu import allowed_cpus, cpu_name, governor, instruction_sets, numa_nodes, ranges
+from attn_exp.core.provenance import git_commit, measuring, tree
 from attn_exp.core.redaction import is_secret, redacted
 
 # Recorded if they are set. No other variable enters a record; of Triton's, those that change kernels (triton/knobs.py).
@@ -54,6 +53,8 @@ def environment(device: str) -> dict[str, Any]:
             if _VARIABLES.match(name) and not is_secret(name)
         },
         "git_commit": git_commit(),
+        "tree": tree(),
+        "measuring": measuring(),
     }
     if device == "cuda":
         matmul = torch.backends.cuda.matmul
@@ -73,26 +74,6 @@ def environment(device: str) -> dict[str, Any]:
             "fp16_reduced_precision_reduction": matmul.allow_fp16_reduced_precision_reduction,
         }
     return {name: value for name, value in facts.items() if value is not None or name in _KNOWN_WITHOUT}
-
-
-@cache
-def git_commit() -> str | None:
-    """Return the commit of the checkout in the current folder, with `-dirty` if it was changed.
-
-    None outside of one.
-    """
-    try:
-        ran = subprocess.run(
-            # The file system's monitor is a program that a foreign repository names.
-            ["git", "-c", "core.fsmonitor=false", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return ran.stdout.strip() or None
 
 
 def versions(distributions: Iterable[str]) -> dict[str, str]:
