@@ -28,7 +28,7 @@ from attn_exp.results.calibration import device_key, margin_for
 from attn_exp.run.duel import compare_pairs
 from attn_exp.timers.gpu import SLEEP_CYCLES_PER_US
 from attn_exp.worker.machine.device import Machine
-from attn_exp.worker.measure import measure_interleaved
+from attn_exp.worker.measure import measure_case
 
 SIZES = {"cuda": {"batch": 8, "seq_len": 2048}, "cpu": {"batch": 1, "seq_len": 128}}
 BUDGET_S = {"cuda": 5.0, "cpu": 1.0}
@@ -76,7 +76,7 @@ def request(letter: str, device: str, slowed_us: float = 0.0) -> Request:
 def here(machine: Machine, device: str, slowed_us: float = 0.0) -> dict[str, object]:
     """One duel in this process."""
     began = time.perf_counter()
-    records = measure_interleaved([request("a", device), request("b", device, slowed_us)], machine)
+    records = measure_case([request("a", device), request("b", device, slowed_us)], machine)
     for record in records:
         assert record.status == "ok", record.reason
     (pair,) = compare_pairs(records, "forward", margin_for(device_key(machine.environment)))
@@ -123,7 +123,7 @@ def main() -> None:
     rows = [{"what": "A/A, a process each"} | apart(given.device) for _ in range(given.processes)]
     machine = Machine.open(given.device)
     rows += [{"what": "A/A, one process"} | here(machine, given.device) for _ in range(given.count)]
-    (alone,) = measure_interleaved([request("a", given.device)], machine)
+    (alone,) = measure_case([request("a", given.device)], machine)
     us = given.share * alone.metrics["forward/time_us"]
     rows += [{"what": f"+{100 * given.share:g} %"} | here(machine, given.device, us) for _ in range(given.count // 2)]
     given.out.mkdir(parents=True, exist_ok=True)

@@ -35,11 +35,11 @@ from attn_exp.core.case.case import Case
 from attn_exp.core.conf import choice as choice_of
 from attn_exp.core.dispatch.choice import Choice
 from attn_exp.core.dispatch.table import MODES
-from attn_exp.core.stats.paired import MARGIN_FLOOR, abba_order, compare_pair
+from attn_exp.core.stats.paired import MARGIN_FLOOR, compare_pair
 from attn_exp.core.stats.summary import round_medians, summarize
 from attn_exp.core.text import grid
 from attn_exp.timers import make_timer
-from attn_exp.timers.loop import Entry, sample_rivals
+from attn_exp.timers.loop import Entry, sample_turns
 from attn_exp.timers.stopping import StoppingRule
 from attn_exp.worker.machine.device import Machine
 
@@ -158,7 +158,7 @@ def timed(case: Case, machine: Machine, backends: dict[str, dict[str, object]]) 
         entries["backward"].append(Entry(make_timer(timer, machine.gpu), backward, calls.scope))
     found: dict[str, dict[str, float]] = defaultdict(dict)
     for side, own in entries.items():
-        for label, timing in zip(labels, sample_rivals(own, ROUNDS, order=abba_order), strict=True):
+        for label, timing in zip(labels, sample_turns(own, ROUNDS, card=machine.card), strict=True):
             found[label][side] = summarize(timing.times_us, timing.rounds).median_us
     return found
 
@@ -256,7 +256,7 @@ def model_duel(picks: attn_exp.dispatch.Dispatcher, machine: Machine) -> str:
         entries = [Entry(make_timer(timer, machine.gpu), partial(step, model)) for model in models.values()]
         for entry in entries:
             entry.call()
-        timings = sample_rivals(entries, MODEL_ROUNDS, order=abba_order)
+        timings = sample_turns(entries, MODEL_ROUNDS, card=machine.card)
         medians = [round_medians(timing.times_us, timing.rounds) for timing in timings]
         found = compare_pair(*medians, MARGIN_FLOOR)
         low, ratio, high = (1 + one for one in (found.low, found.effect, found.high))

@@ -1,4 +1,4 @@
-"""python bench/same_kernel.py OUT_FOLDER [SWEEP_FOLDER ...]: how far names of one kernel differ, and what intervals say.
+"""python bench/same_kernel.py OUT_FOLDER [SWEEP_FOLDER ...]: how far names of one kernel differ
 
 `cudnn`, `aten_cudnn` and `cudnn_graph` run one cuDNN kernel, so each pair of their rows is an A/A test. Without sweeps
 it runs, on one GPU: the shapes of `+experiment=table` in bursts, under load, and in bursts again, each in one command.

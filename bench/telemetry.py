@@ -21,12 +21,12 @@ from pathlib import Path
 
 import torch
 
-from attn_exp.core.stats.paired import MARGIN_FLOOR, abba_order, compare_all
+from attn_exp.core.stats.paired import MARGIN_FLOOR, compare_all
 from attn_exp.core.stats.summary import round_medians
 from attn_exp.core.text import grid
 from attn_exp.doctor.bench import attention
 from attn_exp.timers import make_timer
-from attn_exp.timers.loop import Entry, sample_rivals
+from attn_exp.timers.loop import Entry, sample_turns
 from attn_exp.timers.stopping import StoppingRule
 from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.machine.nvml_reader import NvmlReader
@@ -80,7 +80,7 @@ def compared(machine: Machine, shape: tuple[int, int], reader: NvmlReader | None
         return Entry(make_timer(timer, machine.gpu), calls.forward, inside)
 
     rule = StoppingRule(precision=0.0, min_rounds=rounds, max_rounds=rounds, budget_s=0.0)
-    timings = sample_rivals([entry(None), entry(reader)], rule, order=abba_order)
+    timings = sample_turns([entry(None), entry(reader)], rule)
     medians = [round_medians(timing.times_us, timing.rounds) for timing in timings]
     (found,) = compare_all(medians, MARGIN_FLOOR)
     percent = [100 * value for value in (found.effect, found.low, found.high)]

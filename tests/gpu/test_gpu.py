@@ -15,10 +15,9 @@ from attn_exp.attention.reference import reference
 from attn_exp.backends.base import load_backend
 from attn_exp.core.case.case import Case
 from attn_exp.core.record.record import Record
-from attn_exp.core.stats.paired import abba_order
 from attn_exp.results.read import read_folder
 from attn_exp.timers import make_timer
-from attn_exp.timers.loop import Entry, sample, sample_rivals
+from attn_exp.timers.loop import Entry, sample, sample_turns
 from attn_exp.timers.stopping import StoppingRule
 from attn_exp.worker.measure import measure
 
@@ -46,7 +45,7 @@ def test_the_device_timer_measures_a_known_duration(machine, duration_us):
     cycles = int(duration_us * 1980)
     calls = [partial(torch.cuda._sleep, cycles), partial(torch.cuda._sleep, cycles // 2)]
     entries = [Entry(make_timer("device", machine.gpu), call) for call in calls]
-    longer, shorter = (statistics.median(timing.times_us) for timing in sample_rivals(entries, RULE, order=abba_order))
+    longer, shorter = (statistics.median(timing.times_us) for timing in sample_turns(entries, RULE))
     # The difference is free of the event's own floor.
     assert longer - shorter == pytest.approx(duration_us / 2, rel=0.02, abs=1.0)
 
@@ -80,7 +79,7 @@ def test_device_kernel_and_graph_agree_side_by_side(machine, batch, length):
     entries = [
         Entry(make_timer(name, machine.gpu), calls.forward, calls.scope) for name in ("device", "kernel", "graph")
     ]
-    timings = sample_rivals(entries, RULE, order=abba_order)
+    timings = sample_turns(entries, RULE)
     device, kernel, graph = (statistics.median(timing.times_us) for timing in timings)
     # A GPU at its power limit swings by percent, and of rivals the lighter ones before a call give it a faster clock.
     limit = 2 + 0.03 * device
@@ -104,7 +103,7 @@ def test_every_backend_is_right_and_runs_the_kernels_that_it_claims(machine, bac
             assert [timing.timer for timing in measured.timings][:2] == ["device", "kernel"]
             assert record.metrics[f"{direction}/flops_of_peak"] < 1
             assert record.metrics[f"{direction}/peak_memory_bytes"] > 0
-        assert len(record.telemetry) == 3
+        assert len(record.telemetry) == 4
         assert {"sm_clock_mhz", "power_w"} <= set(record.telemetry[0])
 
 
@@ -113,7 +112,7 @@ def test_every_backend_is_right_and_runs_the_kernels_that_it_claims(machine, bac
 def test_a_step_takes_as_long_as_its_halves(machine, backend, timer):
     passes = ("forward", "backward", "step")
     case = gpu_case(batch=4, heads=16, q_len=2048, dim=128)
-    options = {"timer": timer, "also": (), "passes": passes, "budget_s": 0.2, "settle_s": 3.0}
+    options = {"timer": timer, "also": (), "passes": passes, "budget_s": 0.2}
     record = measure(gpu_request(SDPA[backend], case, backend, **options), machine)
     assert (record.status, tuple(record.passes)) == ("ok", passes), record.reason
     forward, backward, step = (record.metrics[f"{name}/time_us"] for name in passes)
