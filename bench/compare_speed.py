@@ -61,7 +61,7 @@ def record(sweep: str, number: int, draw: random.Random) -> dict[str, Any]:
             "job": f"{backend}-{number:010d}", "sweep": sweep, "model": "sdpa_bench", "device": "cuda", "case": case,
             "backend": {"_target_": "attn_exp.backends.sdpa.Flash", "name": backend},
             "measuring": {"timer": "device", "also": ["kernel", "event"], "precision": 0.005, "min_rounds": 7,
-                          "max_rounds": 40, "budget_s": 0.1, "regime": "sustained",
+                          "max_rounds": 40, "budget_s": 0.1, "regime": "burst",
                           "passes": ["forward", "backward"], "seed": 123, "l2": "cold"},
             "gpu_uuid": "GPU-1", "label": "", "config": {"model": {"name": "sdpa_bench"}},
         },

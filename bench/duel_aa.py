@@ -67,7 +67,7 @@ def request(letter: str, device: str, slowed_us: float = 0.0) -> Request:
     target = {"_target_": f"{Path(__file__).stem}:Slowed", "us": slowed_us} if slowed_us else {}
     backend = {"_target_": "attn_exp.backends.sdpa.Flash", "name": "flash"} | target
     measuring = Measuring(timer="device" if device == "cuda" else "cpu", also=(), precision=0.005, min_rounds=7,
-                          max_rounds=40, budget_s=BUDGET_S[device], regime="sustained", passes=("forward",),
+                          max_rounds=40, budget_s=BUDGET_S[device], regime="burst", passes=("forward",),
                           seed=7)  # fmt: skip
     return Request(job=f"{letter}-flash", sweep="aa", model="aa", device=device, case=case, backend=backend,
                    measuring=measuring, label=f"{letter}=flash")  # fmt: skip

@@ -37,9 +37,12 @@ def negate(tensor: torch.Tensor) -> None:
 
 
 class Contents:
-    """Changes the tensors that a backend's calls read, and knows how they differ from what was written."""
+    """Changes the tensors that a backend's calls read, and knows how they differ from what was written.
 
-    def __init__(self, read: DifferentiableInputs) -> None:
+    `signs` are those of memory that rivals share: whether the numbers at an address have the other sign.
+    """
+
+    def __init__(self, read: DifferentiableInputs, signs: dict[int, bool] | None = None) -> None:
         operands = tuple(read.operands)
         is_attention = isinstance(read, Inputs)
         names = ("q", "k", "v") if is_attention else tuple(f"operand {index}" for index in range(len(operands)))
@@ -50,12 +53,12 @@ class Contents:
         self._paging = read.paging if isinstance(read, Inputs) else None
         # Latent values are channels of the keys.
         self._latent = isinstance(read, Inputs) and read.latent
-        self._negated: set[str] = set()
+        self._shared, self._own = signs or {}, dict[int, bool]()
 
     @property
     def state(self) -> frozenset[str]:
         """Return the names of the tensors whose sign differs from what was written."""
-        return frozenset(self._negated)
+        return frozenset(name for name, tensor in self.tensors.items() if self._signs(tensor).get(tensor.data_ptr()))
 
     def change(self, direction: str) -> None:
         """Change what a pass reads: of a forward some of q, k and v, of a backward the output's gradient."""
@@ -72,11 +75,15 @@ class Contents:
                 chosen |= set(_DICE.sample(operands, _DICE.randint(1, len(operands))))
         return chosen
 
-    def toggle(self, chosen: Collection[str]) -> None:
-        """Note that the named tensors have changed their sign."""
-        self._negated ^= set(chosen)
-        if self._latent and "k" in chosen:
-            self._negated ^= {"v"}
+    def toggle(self, name: str) -> None:
+        """Change the sign of a tensor's numbers."""
+        tensor = self.tensors[name]
+        signs, place = self._signs(tensor), tensor.data_ptr()
+        negate(tensor)
+        signs[place] = not signs.get(place)
+
+    def _signs(self, tensor: torch.Tensor) -> dict[int, bool]:
+        return self._shared if tensor.data_ptr() in self._shared else self._own
 
     @torch.no_grad()
     def write(self, values: DifferentiableInputs) -> None:
@@ -87,7 +94,8 @@ class Contents:
             elif not (self._latent and name == "v"):
                 rows = len(self._paging.slots)
                 self._paging.write(self.tensors[name], tensor.detach().expand(rows, -1, -1, -1))
-        self._negated.clear()
+        for tensor in self.tensors.values():
+            self._signs(tensor)[tensor.data_ptr()] = False
 
     def written(self, seeded: Any) -> str | None:
         """Return the name of a tensor whose numbers are not those that were written into it, or None."""
@@ -97,7 +105,7 @@ class Contents:
                 return name
         for name, like in zip(self.tensors, (*seeded.operands, seeded.d_out), strict=True):
             wanted = like.detach().clone()
-            if name in self._negated:
+            if name in self.state:
                 negate(wanted)
             now = self.numbers(name)
             if now.shape != wanted.shape or not torch.equal(bits_of(now), bits_of(wanted)):
@@ -129,11 +137,10 @@ def change_all(several: Sequence[Contents], direction: str) -> None:
     chosen, changed = several[0].chosen(direction), set[int]()
     for contents in several:
         for name in chosen:
-            tensor = contents.tensors[name]
-            if tensor.data_ptr() not in changed:
-                changed.add(tensor.data_ptr())
-                negate(tensor)
-        contents.toggle(chosen)
+            place = contents.tensors[name].data_ptr()
+            if place not in changed:
+                changed.add(place)
+                contents.toggle(name)
 
 
 def _place(tensor: torch.Tensor) -> tuple[int, int]:

@@ -6,7 +6,6 @@ falls by up to 16 % within another second (results/h200/doctor/power_cap.csv).
 
 import time
 from dataclasses import dataclass
-from typing import Any
 
 # A block below this share of the highest clock is repeated: clocks have steps of 15 MHz, 0.8 % of 1,980.
 COUNTED = 0.99
@@ -20,17 +19,16 @@ LONG_CALL_US, LONG_REST_S = 50_000.0, 0.3
 
 @dataclass
 class Card:
-    """The highest clock that blocks had in this process, and the rests that keep it.
+    """The rests that keep the highest clock, from one pass to the next.
+
+    The highest clock is that of a call's own blocks: between its kernels a multiprocessor's counter stands still. A
+    clock that somebody locked counts as such.
 
     Attributes:
-        gpu: the GPU's queue, with stamps of its clock.
-        highest_mhz: the highest clock; a clock that somebody locked counts as such.
         rest_s: seconds of rest before a block.
         limit_mhz: the highest clock that this GPU can have; a block above it has no sound stamps. 0 if unknown.
     """
 
-    gpu: Any
-    highest_mhz: float = 0.0
     rest_s: float = 0.0
     limit_mhz: float = 0.0
     _below: int = 0
@@ -42,12 +40,14 @@ class Card:
         if seconds >= _SHORTEST_S:
             time.sleep(seconds)
 
-    def counts(self, clock_mhz: float | None) -> bool:
+    def highest(self, clock_mhz: float, highest_mhz: float) -> float:
+        """Return the higher of a block's clock and the highest so far."""
+        sound = not self.limit_mhz or clock_mhz <= 1.01 * self.limit_mhz
+        return max(highest_mhz, clock_mhz) if sound else highest_mhz
+
+    def counts(self, clock_mhz: float, highest_mhz: float) -> bool:
         """Return whether a block at this mean clock counts, and adapt the rest before the next one."""
-        if clock_mhz is None or (self.limit_mhz and clock_mhz > 1.01 * self.limit_mhz):
-            return True
-        self.highest_mhz = max(self.highest_mhz, clock_mhz)
-        if clock_mhz >= COUNTED * self.highest_mhz:
+        if clock_mhz >= COUNTED * highest_mhz:
             self.rest_s, self._below = _SHRINKS * self.rest_s, 0
             return True
         self.rest_s = min(_LONGEST_S, max(_SHORTEST_S, _GROWS * self.rest_s))

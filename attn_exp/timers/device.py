@@ -7,6 +7,7 @@ call after call without waiting for Python. A block in which the host was late a
 import statistics
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from attn_exp.timers.call import Call
@@ -15,6 +16,8 @@ from attn_exp.timers.gpu import Gpu
 from attn_exp.timers.loop import Block, Cost
 
 MARGIN = 1.5
+# After a rest the host enqueues the first calls more slowly than later ones.
+LEAST_HOLD_US = 200.0
 # How often a late block is measured again, with twice the hold each time.
 REPEATS = 3
 ESTIMATE_CALLS, _ESTIMATES = 5, 3
@@ -45,7 +48,7 @@ class DeviceTimer:
         self.gpu.synchronize()
         self._run_us = 0.0
         began = self.gpu.now_us()
-        _, pairs, _ = self._enqueue(call, 1)
+        pairs = self._enqueue(call, 1).pairs
         self._enqueue_us.append(self.gpu.now_us() - began)
         (time_us,) = times_us(self.gpu, pairs)
         around_us = flush_us(self.gpu, self.l2)
@@ -62,46 +65,71 @@ class DeviceTimer:
 
     def enqueue(self, call: Call, calls: int) -> Callable[[], Block]:
         """Enqueue a block behind what is in the queue; return what waits for it. A late one is measured again."""
-        _, pairs, late = self._enqueue(call, calls)
-        if late:
-            late_us = sum(times_us(self.gpu, pairs))
+        ahead = self._enqueue(call, calls)
+        if ahead.late:
+            late_us = sum(times_us(self.gpu, ahead.pairs))
             block = self.block(call, calls)
             block.repeated_us += late_us
             block.last = None
             return lambda: block
-        return lambda: Block(times_us(self.gpu, pairs))
+        return lambda: self._block(ahead)
 
     def block(self, call: Call, calls: int) -> Block:
         """Time a block; one in which the host was late is repeated, each time with twice the hold."""
         length_us, late_us = self._hold_us(calls), 0.0
         for _ in range(REPEATS + 1):
+            block = Block([])
             # A sleep, which unlike an event that waits for the host cannot deadlock.
             self.gpu.sleep_us(length_us)
             began = self.gpu.now_us()
-            last, pairs, late = self._enqueue(call, calls)
+            enqueued = self._enqueue(call, calls)
             took_us = (self.gpu.now_us() - began) / calls
-            block = Block(times_us(self.gpu, pairs), last=last, repeated_us=late_us)
-            if not late:
+            block = self._block(enqueued)
+            block.last, block.repeated_us, enqueued.last = enqueued.last, late_us, None
+            if not enqueued.late:
                 self._enqueue_us.append(took_us)
                 return block
-            length_us, late_us, last = 2 * length_us, late_us + sum(block.times_us), None
+            length_us, late_us = 2 * length_us, late_us + sum(block.times_us)
         # A call that synchronises with the GPU; its wait is no time to enqueue.
         block.flags = ("unblocked",)
         return block
 
-    def _enqueue(self, call: Call, calls: int) -> tuple[Any, Pairs, bool]:
-        """As `event.enqueue`, and whether the host was late: the stream came to a call before that was enqueued."""
-        pairs, last, late = [], None, False
+    def _enqueue(self, call: Call, calls: int) -> "_Enqueued":
+        """Enqueue as `event.enqueue`, with stamps around, and see whether the stream came to a call too early."""
+        block = _Enqueued(self.gpu.stamp())
         for _ in range(calls):
-            last = None
+            block.last = None
             self.gpu.flush(self.l2)
             first = self.gpu.event()
-            last = call()
-            pairs.append((first, self.gpu.event()))
-            late = late or self.gpu.passed(first)
-        return last, pairs, late
+            block.last = call()
+            block.pairs.append((first, self.gpu.event()))
+            block.late = block.late or self.gpu.passed(first)
+        block.end, block.passed = self.gpu.stamp(), self.gpu.event()
+        return block
+
+    def _block(self, enqueued: "_Enqueued") -> Block:
+        """Wait for a block, and return its times and clock."""
+        times = times_us(self.gpu, enqueued.pairs)
+        self.gpu.wait(enqueued.passed)
+        return Block(times, span=self.gpu.span(enqueued.begin, enqueued.end))
 
     def _hold_us(self, calls: int) -> float:
         """Return for how long to hold the stream before a block: what the host is slower by in all of its calls."""
         enqueue_us = min(self._enqueue_us, default=0.0)
-        return MARGIN * (enqueue_us + (calls - 1) * max(0.0, enqueue_us - self._run_us / MARGIN))
+        behind_us = (calls - 1) * max(0.0, enqueue_us - self._run_us / MARGIN)
+        return LEAST_HOLD_US + MARGIN * (enqueue_us + behind_us)
+
+
+@dataclass
+class _Enqueued:
+    """A block in the queue: stamps around it, an event behind it, the events of each call, and the last result.
+
+    `late` says that the stream came to a call before that was enqueued: the host's gap may be in its time.
+    """
+
+    begin: Any
+    end: Any = None
+    passed: Any = None
+    pairs: Pairs = field(default_factory=list)
+    last: Any = None
+    late: bool = False

@@ -17,18 +17,16 @@ MARK = "spin_kernel"
 _EVENTS = 1024
 # Pairs of stamps that may be in the queue and read later.
 _STAMPS = 64
-# The counters of the first multiprocessor. The grid has a block for each of them, twice: the scheduler fills all of
-# them first.
+# The counters of each multiprocessor. The grid has a block for each of them, twice: the scheduler fills all of them.
 _STAMP = r"""
 extern "C" __global__ void attn_exp_stamp(unsigned long long *stamp) {
     unsigned int multiprocessor;
     unsigned long long cycles, nanoseconds;
     asm volatile("mov.u32 %0, %%smid;" : "=r"(multiprocessor));
-    if (multiprocessor != 0) return;
     asm volatile("mov.u64 %0, %%clock64;" : "=l"(cycles));
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(nanoseconds));
-    stamp[0] = cycles;
-    stamp[1] = nanoseconds;
+    stamp[2 * multiprocessor] = cycles;
+    stamp[2 * multiprocessor + 1] = nanoseconds;
 }
 """
 # Bound before a backend is loaded: one that replaces them by accident does not reach the timers.
@@ -66,8 +64,9 @@ class Gpu:
             event.record()  # CUDA creates an event when it is first recorded, which takes longer
         self._events = itertools.cycle(events)
         # Written by the GPU into the host's memory: reading them waits for nothing behind them.
-        self._stamps = itertools.cycle(torch.zeros(_STAMPS, 2, dtype=torch.int64, pin_memory=True).unbind())
-        self._grid = (2 * torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count, 1, 1)
+        count = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+        self._stamps = itertools.cycle(torch.zeros(_STAMPS, count, 2, dtype=torch.int64, pin_memory=True).unbind())
+        self._grid = (2 * count, 1, 1)
         self._stamp: Any = None
         try:
             self._stamp = torch.cuda._compile_kernel(_STAMP, "attn_exp_stamp")
@@ -96,13 +95,21 @@ class Gpu:
         return stamp
 
     def span(self, first: torch.Tensor | None, second: torch.Tensor | None) -> Span | None:
-        """Return what two stamps say that the queue has passed; None if they say nothing."""
+        """Return what two stamps say that the queue has passed; None if they say nothing.
+
+        The clock is that of the busiest multiprocessor: the counter of one that idles stands still.
+        """
         if first is None or second is None:
             return None
-        (cycles, begin_ns), (later_cycles, end_ns) = first.tolist(), second.tolist()
-        if not (begin_ns and end_ns - begin_ns > 0 and later_cycles - cycles > 0):
+        both = [
+            (1e3 * (later - cycles) / (end_ns - begin_ns), begin_ns, end_ns)
+            for (cycles, begin_ns), (later, end_ns) in zip(first.tolist(), second.tolist(), strict=True)
+            if begin_ns and end_ns > begin_ns and later > cycles
+        ]
+        if not both:
             return None
-        return Span(1e3 * (later_cycles - cycles) / (end_ns - begin_ns), begin_ns / 1e9, end_ns / 1e9)
+        clock_mhz, begin_ns, end_ns = max(both)
+        return Span(clock_mhz, begin_ns / 1e9, end_ns / 1e9)
 
     def passed(self, event: torch.cuda.Event) -> bool:
         """Whether the queue has passed an event."""

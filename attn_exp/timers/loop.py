@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from attn_exp.core.host.energy import moment
@@ -80,6 +81,7 @@ class Block:
         notes: the timer's other figures.
         last: the last call's result, for as long as it is needed.
         repeated_us: the time of calls that were measured again, because the host was late.
+        span: the GPU's clock while the calls ran; None if the timer does not stamp its blocks.
     """
 
     times_us: list[float]
@@ -87,6 +89,7 @@ class Block:
     notes: dict[str, float] = field(default_factory=dict)
     last: Any = None
     repeated_us: float = 0.0
+    span: Span | None = None
 
 
 class Timer(Protocol):
@@ -148,6 +151,8 @@ class _Rival:
     duties: list[float] = field(default_factory=list)
     flags: set[str] = field(default_factory=set)
     notes: dict[str, list[float]] = field(default_factory=dict)
+    # The highest clock that its blocks had.
+    highest_mhz: float = 0.0
     left: str = ""
     failed: bool = False
 
@@ -161,13 +166,13 @@ class _Rival:
         """The timed calls of a block."""
         return self.cost.calls_in(BLOCK_US)
 
-    def add(self, number: int, block: Block, host: tuple[float, float], span: Span | None, untimed: int = 0) -> None:
+    def add(self, number: int, block: Block, host: tuple[float, float], untimed: int = 0) -> None:
         """Add a block that counts, without its first `untimed` samples."""
         self.blocks.append(block.times_us[untimed:])
         self.rounds.append(number)
         self.spans.append(host)
-        if span is not None:
-            self.clocks_mhz.append(round(span.clock_mhz, 1))
+        if block.span is not None:
+            self.clocks_mhz.append(round(block.span.clock_mhz, 1))
         self.flags.update(block.flags)
         for name, value in block.notes.items():
             self.notes.setdefault(name, []).append(value)
@@ -335,23 +340,22 @@ class _Turns:
             if card is not None:
                 card.rest(call_us)
             began = time.perf_counter()
-            first = card.gpu.stamp() if card is not None else None
             block = entry.timer.block(entry.call, untimed + rival.calls)
-            second = card.gpu.stamp() if card is not None else None
             last, block.last = block.last, None
-            span = _read(card, first, second)
-            ended = time.perf_counter()
+            ended, span = time.perf_counter(), block.span
             self._measured_s += ended - began
-            if card is None or card.counts(None if span is None else span.clock_mhz) or call_us > LONG_CALL_US:
+            if card is None or span is None or call_us > LONG_CALL_US:
+                break
+            rival.highest_mhz = card.highest(span.clock_mhz, rival.highest_mhz)
+            if card.counts(span.clock_mhz, rival.highest_mhz):
                 break
             if attempt == repeats:
                 rival.flags.add("below_clock")
                 card.give_up()
                 break
-            assert span is not None
             rival.uncounted.append((round(span.clock_mhz, 1), tuple(block.times_us[untimed:])))
             last = None
-        rival.add(number, block, (began, ended), span, untimed)
+        rival.add(number, block, (began, ended), untimed)
         entry.after_block(number, last)
 
     def _look(self) -> None:
@@ -391,30 +395,29 @@ class _Turns:
 
     def _stretch(self, rival: _Rival, number: int) -> None:
         """Sample a stretch; one in which the GPU rested is repeated once."""
-        assert self._card is not None
-        entry, gpu = rival.entry, self._card.gpu
+        entry = rival.entry
         calls = rival.cost.calls_in(STRETCH_BLOCK_US, STRETCH_CALLS)
         block_us = calls * (rival.cost.time_us + rival.cost.around_us)
         lead, counted = (max(1, math.ceil(seconds * 1e6 / block_us)) for seconds in (LEAD_S, STRETCH_S))
         numbers = [None] * lead + [number * _BLOCKS + min(at, _BLOCKS - 1) for at in range(counted)]
         for attempt in range(2):
-            found = list(_in_a_row(entry, gpu, calls, len(numbers)))
+            found = list(_in_a_row(entry, calls, len(numbers)))
             newest = found[-1][0]
             last, newest.last = newest.last, None
-            spans = [span for _, _, span in found[lead:] if span is not None]
+            spans = [block.span for block, _ in found[lead:] if block.span is not None]
             duty = 1.0
             if spans:
                 busy_us = sum(
-                    sum(one.times_us) + one.repeated_us + rival.cost.around_us * len(one.times_us)
-                    for one, _, _ in found[lead:]
+                    sum(block.times_us) + block.repeated_us + rival.cost.around_us * len(block.times_us)
+                    for block, _ in found[lead:]
                 )
                 duty = min(1.0, busy_us / 1e6 / (spans[-1].end_s - spans[0].begin_s))
             if duty >= DUTY or attempt:
                 break
         rival.duties.append(duty)
-        for index, (one, host, span) in zip(numbers, found, strict=True):
+        for index, (block, host) in zip(numbers, found, strict=True):
             if index is not None:
-                rival.add(index, one, host, span)
+                rival.add(index, block, host)
         entry.after_block(number, last)
 
 
@@ -422,51 +425,29 @@ class _Turns:
 _BLOCKS = math.ceil(STRETCH_S * 1e6 / STRETCH_BLOCK_US)
 
 
-def _in_a_row(
-    entry: Entry, gpu: Any, calls: int, count: int
-) -> Iterator[tuple[Block, tuple[float, float], Span | None]]:
-    """Yield so many blocks, with the host's time and the GPU's stamps, the next one enqueued while one runs.
+def _in_a_row(entry: Entry, calls: int, count: int) -> Iterator[tuple[Block, tuple[float, float]]]:
+    """Yield so many blocks with the host's time, the next one enqueued while one runs.
 
     The last one has its last call's result.
     """
-    waiting: list[tuple[Callable[[], Block], Any, Any, Any]] = []
+    waiting: list[Callable[[], Block]] = []
     began = time.perf_counter()
-
-    def finished(left: int) -> Iterator[tuple[Block, tuple[float, float], Span | None]]:
-        nonlocal began
-        while len(waiting) > left:
-            finish, first, second, end = waiting.pop(0)
-            block = finish()
-            gpu.wait(end)
-            ended = time.perf_counter()
-            yield block, (began, ended), gpu.span(first, second)
-            began = ended
-
     for at in range(count):
-        first = gpu.stamp()
         if at < count - 1 and isinstance(entry.timer, Queueing):
-            finish = entry.timer.enqueue(entry.call, calls)
+            waiting.append(entry.timer.enqueue(entry.call, calls))
         else:
             block = entry.timer.block(entry.call, calls)
-            if at < count - 1:
-                block.last = None
-            finish = _itself(block)
-        waiting.append((finish, first, gpu.stamp(), gpu.event()))
-        yield from finished(1)
-    yield from finished(0)
+            block.last = block.last if at == count - 1 else None
+            waiting.append(partial(_itself, block))
+        while len(waiting) > (at < count - 1):
+            block = waiting.pop(0)()
+            ended = time.perf_counter()
+            yield block, (began, ended)
+            began = ended
 
 
-def _itself(block: Block) -> Callable[[], Block]:
-    return lambda: block
-
-
-def _read(card: Card | None, first: Any, second: Any) -> Span | None:
-    """Return what two stamps say, of which the queue may not have passed the second one yet."""
-    if card is None:
-        return None
-    card.gpu.synchronize()
-    span: Span | None = card.gpu.span(first, second)
-    return span
+def _itself(block: Block) -> Block:
+    return block
 
 
 def _warmed_up(entry: Entry) -> Cost:

@@ -89,7 +89,7 @@ def measure_case(
     try:
         case.measure()
     finally:
-        machine.shared = None
+        machine.shared = machine.signs = None
         reset_dynamo()
     return [record for record in case.records if record is not None]
 
@@ -152,7 +152,7 @@ class _Case:
             for rival in self._rivals:
                 rival.prepared = None
                 rival.checks.clear()
-            self._machine.shared = None
+            self._machine.shared = self._machine.signs = None
             gc.collect(1)
         for rival, record in zip(self._rivals, self.records, strict=False):
             if record is None and rival.position not in self._later:
@@ -227,10 +227,14 @@ class _Case:
                 break
         else:
             return
-        measured = [(rival, timing) for rival, timing in zip(rivals, timings, strict=True) if timing is not None]
+        measured = [
+            (rival, timing)
+            for rival, timing in zip(rivals, timings, strict=True)
+            if timing is not None and rival.stands
+        ]
         for rival, timing in measured:
             self._store(rival, timing, direction)
-        self._pair(measured, direction)
+        self._pair([one for one in measured if one[0].stands], direction)
 
     def _entry(self, rival: _Rival, direction: str) -> Entry | None:
         """Return a pass as the sampling loop takes it, with its kernels named; None if that fails."""

@@ -12,7 +12,7 @@ from attn_exp.core.case.case import DTYPE_BYTES
 from attn_exp.core.record.record import Record
 from attn_exp.core.record.request import Request
 from attn_exp.worker.machine.device import Machine
-from attn_exp.worker.measure import measure, measure_interleaved
+from attn_exp.worker.measure import measure, measure_case
 from cheats.corpus import Entry
 from cheats.ways import restore
 
@@ -42,8 +42,7 @@ def short() -> Iterator[None]:
     """Shorten rounds, warm-up and compilation."""
     compile_ = torch.compile
     with (
-        mock.patch("attn_exp.timers.loop.ROUNDS_US", 4_000.0),
-        mock.patch("attn_exp.timers.loop.RIVALS_ROUND_US", 2_000.0),
+        mock.patch("attn_exp.timers.loop.BLOCK_US", 2_000.0),
         mock.patch("attn_exp.timers.loop.WARM_UP_US", 1_000.0),
         # A call that does nothing would be made thousands of times to fill a millisecond.
         mock.patch("attn_exp.timers.cpu.SAMPLE_US", 50.0),
@@ -67,7 +66,7 @@ def outcome(entry: Entry, machine: Machine) -> tuple[Record, Record | None]:
                 return measure(request_of(entry), machine), None
             good = {"_target_": "cheats.ways.Plain", "name": "plain"}
             requests = [make_request(good, entry.case, passes=entry.passes), request_of(entry)]
-            first, second = measure_interleaved(requests, machine)
+            first, second = measure_case(requests, machine)
             return second, first
     finally:
         restore()

@@ -34,7 +34,7 @@ class Check:
     timed_blocks: list[TimedCheck] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.contents = Contents(self.calls.inputs or self.inputs)
+        self.contents = Contents(self.calls.inputs or self.inputs, self.machine.signs)
         self.form = ResultForm(self.inputs, self.calls.scales)
 
     def first(self, results: Results) -> tuple[dict[str, TensorError], str | None]:

@@ -75,6 +75,7 @@ class Machine:
         settings: PyTorch's settings before any backend was loaded.
         card: the GPU's clock in bursts; None on a CPU.
         shared: inputs of rivals that are measured in turns, whose memory is shared; None if a job is alone.
+        signs: of these inputs, as `Contents` has them.
         announce: called with `check`, `compile` or `time` when a job begins that.
     """
 
@@ -93,6 +94,7 @@ class Machine:
     watch: Watch = field(default_factory=Watch)
     card: Card | None = None
     shared: dict[Any, Inputs] | None = None
+    signs: dict[int, bool] | None = None
     announce: Callable[[str], None] = lambda stage: None
 
     @classmethod
@@ -113,13 +115,13 @@ class Machine:
         torch.cuda.set_stream(torch.cuda.Stream())
         gpu = Gpu()
         machine = cls(
-            device, gpu=gpu, environment=environment(device) | event_floor(gpu), memory=CudaMemory(), card=Card(gpu)
+            device, gpu=gpu, environment=environment(device) | event_floor(gpu), memory=CudaMemory(), card=Card()
         )
         try:
             machine.state = GpuState(machine.environment["gpu_uuid"])
             machine.environment |= machine.state.constant()
             machine.watch = watch_gpu(machine.environment["gpu_uuid"], machine.environment)
-            machine.card = Card(gpu, limit_mhz=machine.environment.get("max_sm_clock_mhz") or 0.0)
+            machine.card = Card(limit_mhz=machine.environment.get("max_sm_clock_mhz") or 0.0)
         except Exception as error:  # without NVML there is no telemetry, but the measurement is valid
             machine.environment["nvml"] = f"no telemetry: {error}"
             machine.watch = Watch(None, machine.environment["nvml"])
@@ -220,6 +222,7 @@ class Machine:
         if self.shared is None or not isinstance(made, Inputs) or made.kind == GIVEN:
             return made
         self.shared[request.case] = made
+        self.signs = dict.fromkeys((one.data_ptr() for one in (*made.operands, made.d_out)), False)
         return made.alias()
 
     def reading(self) -> list[dict[str, Any]]:
