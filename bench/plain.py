@@ -1,13 +1,15 @@
-"""python bench/plain.py OUT_FOLDER: whether a job's numbers are those of a plain loop, on one GPU.
+"""python bench/plain.py OUT_FOLDER [--stall]: whether a job's numbers are those of a plain loop, on one GPU.
 
 A loop of ten lines (`loop`, which uses no module of attn_exp) and jobs as sweeps measure them take turns, A B B A, in
 one process. Compared are: `regime=sustained` with the second half of 3 s of the loop, `regime=burst` with its first
 0.1 s after 1 s of rest, the loop's own events with `event` and `launch_bound`, and joules a call with NVML's energy
-counter. Writes plain.csv and plain.txt.
+counter. With --stall the host stands still for 50 ms in each second. Writes plain.csv and plain.txt.
 """
 
+import argparse
 import contextlib
 import csv
+import signal
 import statistics
 import sys
 import time
@@ -121,12 +123,11 @@ def config_of(name: str):
 
 
 def request_of(name: str, batch: int, length: int, causal: bool, regime: str):
-    """A job as a sweep has it, with the stopping rule that is the regime's."""
+    """A job as a sweep has it."""
     from attn_exp.core.conf import conf_folder, read_yaml
     from attn_exp.core.record.request import Measuring, Request
 
-    stopping = dict(read_yaml(conf_folder() / "stopping" / ("default.yaml" if regime == "sustained" else "quick.yaml")))
-    stopping.pop("regime", None)
+    stopping = dict(read_yaml(conf_folder() / "stopping" / "default.yaml"))
     measuring = Measuring(
         timer="device", also=("kernel", "event"), regime=regime, passes=("forward", "backward"), seed=7, **stopping
     )
@@ -134,6 +135,12 @@ def request_of(name: str, batch: int, length: int, causal: bool, regime: str):
         job="plain-0", sweep="plain", model="plain", device="cuda", case=case_of(batch, length, causal),
         backend=config_of(name), measuring=measuring,
     )  # fmt: skip
+
+
+def stall_host() -> None:
+    """Let this process stand still for 50 ms in each second, as a busy machine does."""
+    signal.signal(signal.SIGALRM, lambda number, frame: time.sleep(0.05))
+    signal.setitimer(signal.ITIMER_REAL, 1.0, 1.0)
 
 
 def main(out: Path) -> int:
@@ -191,10 +198,9 @@ def main(out: Path) -> int:
                         add(way, "our_power", None if joules is None else joules / us * 1e6)
                         add(way, "launch_bound", float("launch_bound" in measured.flags))
                         add(way, "seconds", seconds)
-                        add(way, "settling_s", record.stages_s.get("settling", 0.0))
                         timing, plain_us = measured.timings[0], found[way].get("plain", [0.0])[-1]
                         seen = f"{us:.1f} us, plain {plain_us:.1f}, {measured.flags}, {len(timing.times_us)} samples"
-                        seen += f", load {timing.notes['load_s']:.2f} s, {record.stages_s}"
+                        seen += f", duty {timing.notes.get('duty')}, {record.stages_s}"
                         print(f"{name} {batch} x {length} {way}: {seen}", flush=True)
         for way, values in found.items():
             mean = {key: statistics.fmean(several) for key, several in values.items()}
@@ -219,7 +225,6 @@ def main(out: Path) -> int:
                     "duty": round(mean["duty"], 4),
                     "power_off": round(100 * (mean["our_power"] / mean["power"] - 1), 2),
                     "job_s": round(mean["seconds"], 2),
-                    "settling_s": round(mean["settling_s"], 2),
                 }
             )
         del calls
@@ -250,4 +255,10 @@ def main(out: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--stall", action="store_true", help="the host stands still for 50 ms in each second")
+    given = parser.parse_args()
+    if given.stall:
+        stall_host()
+    sys.exit(main(given.out))

@@ -1,16 +1,19 @@
-"""The clock of a GPU in bursts: blocks count at the card's highest clock, and it rests for as long as that takes.
+"""The rests of a GPU in bursts: as short as keeps the clock at which the call runs on a rested card.
 
-A GPU at rest runs at its highest clock. Under a load above its power limit it keeps that clock for 0.1 to 0.2 s, and
-falls by up to 16 % within another second (results/h200/doctor/power_cap.csv).
+A GPU at rest runs at its highest clock. Under a load above its power limit it keeps that for 0.1 to 0.2 s, and falls by
+up to 16 % within another second (results/h200/doctor/power_cap.csv). The clock is that of a call's own blocks: stamps
+on the GPU show that heavy calls run at lower clocks from their first millisecond on than light ones, where NVML says
+1,980 MHz of both.
 """
 
 import time
 from dataclasses import dataclass
 
-# A block below this share of the highest clock is repeated: clocks have steps of 15 MHz, 0.8 % of 1,980.
-COUNTED = 0.99
-# Rests between blocks: the shortest one, and by how much they grow with each block below the clock, and shrink.
-_SHORTEST_S, _LONGEST_S, _GROWS, _SHRINKS = 0.002, 0.3, 1.5, 0.98
+# A block below this share of its call's highest clock does not count: two of the clock's steps of 15 MHz.
+COUNTED = 0.985
+# Rests between blocks: the shortest and the longest, and by how much they grow with each block below the clock, and
+# shrink with each other one.
+_SHORTEST_S, _LONGEST_S, _GROWS, _SHRINKS = 0.002, 0.1, 1.5, 0.98
 # The rest after a block below the clock, doubled with each further one in a row.
 _PAUSE_S = 0.1
 # A call that takes longer than this lowers the clock itself: it is one block after this rest, at whatever clock.
@@ -19,10 +22,7 @@ LONG_CALL_US, LONG_REST_S = 50_000.0, 0.3
 
 @dataclass
 class Card:
-    """The rests that keep the highest clock, from one pass to the next.
-
-    The highest clock is that of a call's own blocks: between its kernels a multiprocessor's counter stands still. A
-    clock that somebody locked counts as such.
+    """The rests that keep the clock, from one pass to the next.
 
     Attributes:
         rest_s: seconds of rest before a block.
@@ -40,19 +40,17 @@ class Card:
         if seconds >= _SHORTEST_S:
             time.sleep(seconds)
 
-    def highest(self, clock_mhz: float, highest_mhz: float) -> float:
-        """Return the higher of a block's clock and the highest so far."""
-        sound = not self.limit_mhz or clock_mhz <= 1.01 * self.limit_mhz
-        return max(highest_mhz, clock_mhz) if sound else highest_mhz
+    def sound(self, clock_mhz: float) -> bool:
+        """Return whether a clock is possible."""
+        return not self.limit_mhz or clock_mhz <= 1.01 * self.limit_mhz
 
-    def counts(self, clock_mhz: float, highest_mhz: float) -> bool:
-        """Return whether a block at this mean clock counts, and adapt the rest before the next one."""
-        if clock_mhz >= COUNTED * highest_mhz:
+    def adapt(self, counts: bool) -> None:
+        """Adapt the rest before the next block to whether one was at the clock."""
+        if counts:
             self.rest_s, self._below = _SHRINKS * self.rest_s, 0
-            return True
-        self.rest_s = min(_LONGEST_S, max(_SHORTEST_S, _GROWS * self.rest_s))
-        self._below += 1
-        return False
+        else:
+            self.rest_s = min(_LONGEST_S, max(2 * _SHORTEST_S, _GROWS * self.rest_s))
+            self._below += 1
 
     def give_up(self) -> None:
         """Rest no longer for a call that does not reach the clock."""

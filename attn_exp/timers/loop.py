@@ -20,7 +20,7 @@ from attn_exp.core.record.record import Timing
 from attn_exp.core.stats.interval import log_half_width
 from attn_exp.core.stats.paired import abba_order, paired_by_round
 from attn_exp.timers.call import Call
-from attn_exp.timers.card import LONG_CALL_US, Card
+from attn_exp.timers.card import COUNTED, LONG_CALL_US, Card
 from attn_exp.timers.gpu import Span
 from attn_exp.timers.stopping import StoppingRule
 
@@ -31,8 +31,8 @@ BLOCK_US = 15_000.0
 BLOCK_CALLS = (1, 50)
 # The launch queue holds about 1,024 kernels; a block that fills it stalls the host behind the blocker.
 BLOCK_KERNELS = 800
-# How often a block is repeated whose clock is below the highest, before it counts all the same.
-REPEATS = 3
+# How often a block is repeated whose clock is below its call's highest.
+REPEATS = 2
 # After so many rounds a rival leaves that takes so many times as long as the fastest.
 SLOW_ROUNDS, SLOW = 5, 20.0
 # A rival whose ratio is surely off by more than this is decided.
@@ -137,22 +137,28 @@ class Entry:
     after_block: Callable[[int, Any], None] = lambda number, last: None
 
 
+@dataclass(frozen=True)
+class _Sampled:
+    """A block in a round: its samples, when the host waited for it, and the GPU's mean clock, None if unknown."""
+
+    number: int
+    times_us: list[float]
+    host: tuple[float, float]
+    clock_mhz: float | None
+
+
 @dataclass
 class _Rival:
     """An entry in its turns: its cost, and what was sampled. `left` says why it takes no more turns."""
 
     entry: Entry
     cost: Cost
-    blocks: list[list[float]] = field(default_factory=list)
-    rounds: list[int] = field(default_factory=list)
-    spans: list[tuple[float, float]] = field(default_factory=list)
-    clocks_mhz: list[float] = field(default_factory=list)
-    uncounted: list[tuple[float, tuple[float, ...]]] = field(default_factory=list)
+    blocks: list[_Sampled] = field(default_factory=list)
     duties: list[float] = field(default_factory=list)
     flags: set[str] = field(default_factory=set)
     notes: dict[str, list[float]] = field(default_factory=dict)
-    # The highest clock that its blocks had.
-    highest_mhz: float = 0.0
+    # The clock below which no block counts.
+    least_mhz: float = 0.0
     left: str = ""
     failed: bool = False
 
@@ -167,23 +173,28 @@ class _Rival:
         return self.cost.calls_in(BLOCK_US)
 
     def add(self, number: int, block: Block, host: tuple[float, float], untimed: int = 0) -> None:
-        """Add a block that counts, without its first `untimed` samples."""
-        self.blocks.append(block.times_us[untimed:])
-        self.rounds.append(number)
-        self.spans.append(host)
-        if block.span is not None:
-            self.clocks_mhz.append(round(block.span.clock_mhz, 1))
+        """Add a block without its first `untimed` samples."""
+        clock_mhz = None if block.span is None else round(block.span.clock_mhz, 1)
+        self.blocks.append(_Sampled(number, block.times_us[untimed:], host, clock_mhz))
         self.flags.update(block.flags)
         for name, value in block.notes.items():
             self.notes.setdefault(name, []).append(value)
 
+    def counts(self, block: _Sampled) -> bool:
+        """Return whether a block was at the call's clock, as far as that is known by now."""
+        return block.clock_mhz is None or block.clock_mhz >= self.least_mhz
+
+    def counted(self) -> list[_Sampled]:
+        """Return the blocks that count, one for each round."""
+        return [block for block in self.blocks if self.counts(block)]
+
     def medians(self) -> dict[int, float]:
         """Return the median of each round by its number."""
-        return {number: statistics.median(times) for number, times in zip(self.rounds, self.blocks, strict=True)}
+        return {block.number: statistics.median(block.times_us) for block in self.counted()}
 
     def median(self) -> float:
-        """Return the median of all samples."""
-        return statistics.median(itertools.chain.from_iterable(self.blocks))
+        """Return the median of all samples that count."""
+        return statistics.median(itertools.chain.from_iterable(block.times_us for block in self.counted()))
 
     def half(self) -> float:
         """Return the half-width of the interval of the row itself."""
@@ -194,24 +205,24 @@ class _Rival:
         """Return what was sampled; None after a failure, or without a sample."""
         if self.failed or not self.blocks:
             return None
-        timer, clocks = self.entry.timer, self.clocks_mhz
+        timer, counted = self.entry.timer, self.counted()
+        clocks = [block.clock_mhz for block in counted if block.clock_mhz is not None]
         return Timing(
             timer=timer.name,
             l2=timer.l2,
-            times_us=tuple(itertools.chain.from_iterable(self.blocks)),
-            rounds=tuple(number for number, times in zip(self.rounds, self.blocks, strict=True) for _ in times),
+            times_us=tuple(itertools.chain.from_iterable(block.times_us for block in counted)),
+            rounds=tuple(block.number for block in counted for _ in block.times_us),
             stop_reason=self.left,
             notes={"calls_per_round": float(self.calls), "warm_up_calls": float(self.cost.warm_up_calls)}
             | ({"flush_us": self.cost.around_us} if self.cost.around_us else {})
             | ({"duty": min(self.duties)} if self.duties else {})
             | {name: statistics.median(values) for name, values in self.notes.items()},
             flags=tuple(sorted(self.flags)),
-            blocks=tuple(
-                (number, moment(begin), moment(end))
-                for number, (begin, end) in zip(self.rounds, self.spans, strict=True)
+            blocks=tuple((block.number, moment(block.host[0]), moment(block.host[1])) for block in counted),
+            clocks_mhz=tuple(clocks) if len(clocks) == len(counted) else (),
+            uncounted=tuple(
+                (block.clock_mhz or 0.0, tuple(block.times_us)) for block in self.blocks if not self.counts(block)
             ),
-            clocks_mhz=tuple(clocks) if len(clocks) == len(self.blocks) else (),
-            uncounted=tuple(self.uncounted),
         )
 
 
@@ -294,6 +305,11 @@ class _Turns:
             self._before_round(number, False)
             self._round(number, standing)
             self._look()
+        for rival in self._all():
+            if len(rival.medians()) < max(2, len({block.number for block in rival.blocks}) // 2):
+                # The card does not keep the clock that it once had: what it has counts, and is marked.
+                rival.flags.add("below_clock")
+                rival.least_mhz = 0.0
         # Whoever computes otherwise after a while is found: these blocks are always checked.
         if whole := [at for at, rival in enumerate(self.rivals) if rival is not None and not rival.failed]:
             self._before_round(number, True)
@@ -332,30 +348,27 @@ class _Turns:
         self._done()
 
     def _block(self, rival: _Rival, number: int) -> None:
-        """Sample one block that counts; on a GPU at its highest clock, or after some tries at what it has."""
+        """Sample a block of a round; on a GPU again if its clock is below the call's highest, after a rest."""
         entry, card, untimed = rival.entry, self._card, 0 if rival.long else 1
-        call_us = rival.cost.time_us
-        repeats = 0 if "below_clock" in rival.flags else REPEATS
-        for attempt in range(repeats + 1):
+        for attempt in itertools.count():
             if card is not None:
-                card.rest(call_us)
+                card.rest(rival.cost.time_us)
             began = time.perf_counter()
             block = entry.timer.block(entry.call, untimed + rival.calls)
             last, block.last = block.last, None
             ended, span = time.perf_counter(), block.span
             self._measured_s += ended - began
-            if card is None or span is None or call_us > LONG_CALL_US:
+            rival.add(number, block, (began, ended), untimed)
+            if card is None or span is None or rival.long or not card.sound(span.clock_mhz):
                 break
-            rival.highest_mhz = card.highest(span.clock_mhz, rival.highest_mhz)
-            if card.counts(span.clock_mhz, rival.highest_mhz):
+            rival.least_mhz = max(rival.least_mhz, COUNTED * span.clock_mhz)
+            counts = rival.counts(rival.blocks[-1])
+            card.adapt(counts)
+            if counts or attempt == REPEATS:
                 break
-            if attempt == repeats:
-                rival.flags.add("below_clock")
-                card.give_up()
-                break
-            rival.uncounted.append((round(span.clock_mhz, 1), tuple(block.times_us[untimed:])))
             last = None
-        rival.add(number, block, (began, ended), untimed)
+        if card is not None:
+            card.give_up()
         entry.after_block(number, last)
 
     def _look(self) -> None:
@@ -369,17 +382,18 @@ class _Turns:
             if rival is not fastest:
                 rival.left = self._verdict(rival, fastest, least)
         others = [rival for rival in standing if rival is not fastest and not rival.left]
-        if fastest.left or others or len(fastest.blocks) < least:
+        if fastest.left or others:
             return
-        fastest.left = "precise" if fastest.half() <= self._rule.precision else self._over(fastest, fastest.half())
+        half = fastest.half() if len(fastest.medians()) >= least else math.inf
+        fastest.left = "precise" if half <= self._rule.precision else self._over(fastest, half)
 
     def _verdict(self, rival: _Rival, fastest: _Rival, least: int) -> str:
         """Return why a rival leaves, or nothing."""
-        rounds = len(rival.blocks)
+        rounds = len(rival.medians())
         if rounds >= SLOW_ROUNDS and rival.median() > SLOW * fastest.median():
             return "slow"
         if rounds < least:
-            return ""
+            return self._over(rival, math.inf)
         ratio = paired_by_round(rival.medians(), fastest.medians())
         own = rival.half()
         if own <= self._rule.stable and ratio is not None:
@@ -391,7 +405,7 @@ class _Turns:
 
     def _over(self, rival: _Rival, half: float) -> str:
         """Return why a rival leaves that is not precise: rounds or time are over."""
-        return self._rule.over(len(rival.blocks), self._measured_s / len(self._all()), half)
+        return self._rule.over(rival.blocks[-1].number + 1, self._measured_s / len(self._all()), half)
 
     def _stretch(self, rival: _Rival, number: int) -> None:
         """Sample a stretch; one in which the GPU rested is repeated once."""

@@ -43,8 +43,8 @@ def others_cores(first: Mapping[str, Any], last: Mapping[str, Any]) -> float:
 # in `attn-exp explain`.
 FLAGS = {
     "unstable": ("~", "the 95 % interval is wider than +-2 %"),
-    "unsettled": ("", "the GPU's clock had not settled under the load of these calls when sampling began"),
-    "low_duty": ("", "the GPU ran the call for less than 95 % of the time: in a loop a heavy call is slower"),
+    "below_clock": ("c", "most blocks were more than 1.5 % below the highest clock that the call had"),
+    "low_duty": ("r", "the GPU rested for more than 5 % of a stretch under load: in a loop the call is slower"),
     "drift": ("", "the last third of the rounds differs from the first by more than 1 %"),
     "too_short": ("", "the median is below 10 us or 50 steps of the GPU's events, near what they can resolve"),
     "launch_bound": ("", "issuing the call takes longer than running it: without a CUDA graph users see more"),
