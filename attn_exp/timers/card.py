@@ -13,7 +13,7 @@ from dataclasses import dataclass
 COUNTED = 0.985
 # Rests between blocks: the shortest and the longest, and by how much they grow with each block below the clock, and
 # shrink with each other one.
-_SHORTEST_S, _LONGEST_S, _GROWS, _SHRINKS = 0.002, 0.1, 1.5, 0.98
+_SHORTEST_S, _LONGEST_S, _GROWS, _SHRINKS = 0.002, 0.1, 1.3, 0.97
 # The rest after a block below the clock, doubled with each further one in a row.
 _PAUSE_S = 0.1
 # A call that takes longer than this lowers the clock itself: it is one block after this rest, at whatever clock.

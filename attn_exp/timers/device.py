@@ -18,6 +18,8 @@ from attn_exp.timers.loop import Block, Cost
 MARGIN = 1.5
 # After a rest the host enqueues the first calls more slowly than later ones.
 LEAST_HOLD_US = 200.0
+# By so many calls the host is ahead before a block begins.
+_AHEAD = 4
 # How often a late block is measured again, with twice the hold each time.
 REPEATS = 3
 ESTIMATE_CALLS, _ESTIMATES = 5, 3
@@ -118,7 +120,7 @@ class DeviceTimer:
         """Return for how long to hold the stream before a block: what the host is slower by in all of its calls."""
         enqueue_us = min(self._enqueue_us, default=0.0)
         behind_us = (calls - 1) * max(0.0, enqueue_us - self._run_us / MARGIN)
-        return LEAST_HOLD_US + MARGIN * (enqueue_us + behind_us)
+        return LEAST_HOLD_US + MARGIN * (min(calls, _AHEAD) * enqueue_us + behind_us)
 
 
 @dataclass

@@ -31,12 +31,14 @@ BLOCK_US = 15_000.0
 BLOCK_CALLS = (1, 50)
 # The launch queue holds about 1,024 kernels; a block that fills it stalls the host behind the blocker.
 BLOCK_KERNELS = 800
+# So many blocks of the highest clocks do not tell it.
+_OUTLIERS = 2
 # How often a block is repeated whose clock is below its call's highest.
 REPEATS = 2
 # After so many rounds a rival leaves that takes so many times as long as the fastest.
 SLOW_ROUNDS, SLOW = 5, 20.0
-# A rival whose ratio is surely off by more than this is decided.
-_DECIDED = 0.005
+# A rival whose ratio is surely off by more than this is decided, from so many rounds on.
+_DECIDED, DECIDED_ROUNDS = 0.005, 5
 # A stretch of `regime=sustained`: seconds of load before it and in it, and its blocks; below this share of time in
 # which calls and flushes ran it is repeated once.
 LEAD_S, STRETCH_S, STRETCH_BLOCK_US, STRETCH_CALLS, DUTY = 0.5, 1.0, 50_000.0, 200, 0.95
@@ -180,6 +182,11 @@ class _Rival:
         for name, value in block.notes.items():
             self.notes.setdefault(name, []).append(value)
 
+    def highest_mhz(self) -> float:
+        """Return the highest clock of the blocks but two: a block in which the GPU waited has a higher one."""
+        clocks = sorted((block.clock_mhz or 0.0 for block in self.blocks), reverse=True)
+        return clocks[min(_OUTLIERS, len(clocks) - 1)]
+
     def counts(self, block: _Sampled) -> bool:
         """Return whether a block was at the call's clock, as far as that is known by now."""
         return block.clock_mhz is None or block.clock_mhz >= self.least_mhz
@@ -285,7 +292,7 @@ class _Turns:
         self.rivals: list[_Rival | None] = []
         self._rule, self._card = rule, card
         self._before_round, self._done, self._failed = before_round, done, failed
-        self._measured_s = 0.0
+        self._measured_s, self._began = 0.0, 0.0
 
     def warm_up(self, entries: Sequence[Entry]) -> None:
         """Estimate what each call costs, and make it until it is warm."""
@@ -298,6 +305,7 @@ class _Turns:
 
     def rounds(self) -> None:
         """Sample rounds of a block each until the rule stops, then one more round of all."""
+        self._began = time.perf_counter()
         for number in itertools.count():
             standing = self._standing()
             if not standing:
@@ -361,7 +369,7 @@ class _Turns:
             rival.add(number, block, (began, ended), untimed)
             if card is None or span is None or rival.long or not card.sound(span.clock_mhz):
                 break
-            rival.least_mhz = max(rival.least_mhz, COUNTED * span.clock_mhz)
+            rival.least_mhz = COUNTED * rival.highest_mhz()
             counts = rival.counts(rival.blocks[-1])
             card.adapt(counts)
             if counts or attempt == REPEATS:
@@ -392,20 +400,23 @@ class _Turns:
         rounds = len(rival.medians())
         if rounds >= SLOW_ROUNDS and rival.median() > SLOW * fastest.median():
             return "slow"
-        if rounds < least:
+        if rounds < min(least, DECIDED_ROUNDS):
             return self._over(rival, math.inf)
         ratio = paired_by_round(rival.medians(), fastest.medians())
         own = rival.half()
         if own <= self._rule.stable and ratio is not None:
-            if ratio.half <= self._rule.precision:
-                return "precise"
             if ratio.log_ratio - ratio.half > _DECIDED:
                 return "decided"
-        return self._over(rival, max(own, math.inf if ratio is None else ratio.half))
+            if ratio.half <= self._rule.precision and rounds >= least:
+                return "precise"
+        enough = rounds >= least and ratio is not None
+        return self._over(rival, max(own, ratio.half) if enough and ratio is not None else math.inf)
 
     def _over(self, rival: _Rival, half: float) -> str:
         """Return why a rival leaves that is not precise: rounds or time are over."""
-        return self._rule.over(rival.blocks[-1].number + 1, self._measured_s / len(self._all()), half)
+        count = len(self._all())
+        late = time.perf_counter() - self._began > self._rule.limit_s(count)
+        return self._rule.over(rival.blocks[-1].number + 1, self._measured_s / count, half, late=late)
 
     def _stretch(self, rival: _Rival, number: int) -> None:
         """Sample a stretch; one in which the GPU rested is repeated once."""

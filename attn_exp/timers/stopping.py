@@ -6,8 +6,8 @@ from attn_exp.core.record.flags import STABLE
 
 # The least rounds take no longer than this, but they are five.
 LONG_US, LONG_CALL_ROUNDS = 100_000.0, 5
-# Seconds of a rival's blocks after which nothing goes on.
-LIMIT_S = 5.0
+# Seconds of a pass after which nothing goes on: for the first rival, and for each further one.
+LIMIT_S, LIMIT_EACH_S = 5.0, 1.0
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class StoppingRule:
       rounds), of the fastest that of its own median.
     - `decided`: the interval of the ratio excludes that both are equal, and its own is at most `stable`.
     - `max_rounds`: there are `max_rounds` rounds.
-    - `budget`: its blocks took `budget_s` seconds, and its interval is at most `stable`, or they took 5 s.
+    - `budget`: its blocks took `budget_s` seconds, and its interval is at most `stable`; or the pass takes too long.
 
     The least rounds of long calls are fewer: as many as take 0.1 s, but five.
 
@@ -40,9 +40,12 @@ class StoppingRule:
         """Return the number of rounds before which no rule stops."""
         return min(self.min_rounds, max(LONG_CALL_ROUNDS, int(LONG_US / call_us)))
 
-    def over(self, rounds: int, spent_s: float, half: float) -> str:
+    def limit_s(self, rivals: int) -> float:
+        """Return how many seconds a pass of so many rivals may take, rests included."""
+        return max(LIMIT_S, self.budget_s) + LIMIT_EACH_S * (rivals - 1)
+
+    def over(self, rounds: int, spent_s: float, half: float, *, late: bool = False) -> str:
         """Return why a rival stops that is not precise after these rounds, or nothing to go on."""
         if rounds >= self.max_rounds:
             return "max_rounds"
-        enough = spent_s >= self.budget_s and half <= self.stable
-        return "budget" if enough or spent_s >= max(LIMIT_S, self.budget_s) else ""
+        return "budget" if late or (spent_s >= self.budget_s and half <= self.stable) else ""
