@@ -43,7 +43,7 @@ def others_cores(first: Mapping[str, Any], last: Mapping[str, Any]) -> float:
 # in `attn-exp explain`.
 FLAGS = {
     "unstable": ("~", "the 95 % interval is wider than +-2 %"),
-    "below_clock": ("c", "most blocks were more than 1.5 % below the highest clock that the call had"),
+    "below_clock": ("c", "most blocks were more than 1 % below the highest clock that the call had"),
     "low_duty": ("r", "the GPU rested for more than 5 % of a stretch under load: in a loop the call is slower"),
     "drift": ("", "the last third of the rounds differs from the first by more than 1 %"),
     "too_short": ("", "the median is below 10 us or 50 steps of the GPU's events, near what they can resolve"),
