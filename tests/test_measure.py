@@ -12,7 +12,7 @@ from attn_exp.core.case.case import DTYPE_BYTES
 from attn_exp.core.record.file import read_record, write_record
 from attn_exp.core.record.record import Traced
 from attn_exp.worker.machine.device import Machine
-from attn_exp.worker.measure import measure, measure_interleaved
+from attn_exp.worker.measure import measure, measure_case
 
 CEILINGS = {"copy_bytes_per_s": 1e10, "matmul_flops_per_s": 1e11}
 
@@ -24,8 +24,7 @@ def machine():
 
 @pytest.fixture(autouse=True)
 def short_rounds(monkeypatch):
-    monkeypatch.setattr("attn_exp.timers.loop.ROUNDS_US", 4_000.0)
-    monkeypatch.setattr("attn_exp.timers.loop.RIVALS_ROUND_US", 2_000.0)
+    monkeypatch.setattr("attn_exp.timers.loop.BLOCK_US", 2_000.0)
     monkeypatch.setattr("attn_exp.timers.loop.WARM_UP_US", 1_000.0)
     monkeypatch.setattr("attn_exp.worker.machine.device.LOAD_S", 0.1)
 
@@ -133,7 +132,7 @@ def test_a_backend_that_is_right_in_its_first_calls_alone_is_inaccurate(machine,
     assert re.match(reason, record.reason)
     assert record.metrics == {}
     rivals = [make_request({"_target_": "fakes.Honest", "name": "good"}, **passes), make_request(target, **passes)]
-    assert [record.status for record in measure_interleaved(rivals, machine)] == ["ok", "inaccurate"]
+    assert [record.status for record in measure_case(rivals, machine)] == ["ok", "inaccurate"]
 
 
 @pytest.mark.parametrize(("target", "overwritten"), [("OneOutputForAllCalls", True), ("AsWritten", False)])
@@ -469,7 +468,7 @@ def test_a_rival_that_fails_amid_the_rounds_ends_alone_and_the_others_are_measur
         make_request({"_target_": target, "name": name})
         for name, target in (("good", "fakes.Honest"), ("bad", "fakes.TiresOut"), ("fine", "fakes.Honest"))
     ]
-    good, bad, fine = measure_interleaved(requests, machine)
+    good, bad, fine = measure_case(requests, machine)
     assert (good.status, fine.status) == ("ok", "ok")
     assert (bad.status, bad.reason) == ("error", "RuntimeError: no more")
     assert bad.metrics == {}
