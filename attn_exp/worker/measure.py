@@ -242,6 +242,8 @@ class _Case:
 
         def enter() -> None:
             attempt, prepared, measuring = rival.attempt, rival.ready, rival.attempt.request.measuring
+            # Whose memory it is can only be told if the GPU is not shared.
+            attempt.telemetry += self._machine.reading()
             with prepared.scope():
                 call = prepared.begin(direction)
                 launched = name_kernels(attempt, self._machine, prepared, direction) + _KERNELS_AROUND
@@ -281,8 +283,6 @@ class _Case:
 
         self._turns.at(None if len(rivals) > 1 else rivals[0].position)
         machine.announce("time")
-        for rival in rivals:
-            rival.attempt.telemetry += machine.reading()
         machine.watch.begin(alone=len(rivals) == 1 or measuring.regime == "sustained")
         began = time.perf_counter()
         try:
