@@ -211,8 +211,8 @@ def machine_with(watch):
 
 def test_a_measured_job_has_a_window_for_each_pass_with_power_and_joules_a_call():
     request = fakes.make_request(min_rounds=40, max_rounds=40, budget_s=1.0)
-    # Long enough that calls take most of the window, whatever else the machine does.
-    request = replace(request, case=replace(request.case, q_heads=4, kv_heads=4, q_len=512, kv_len=512))
+    # Long enough that calls take most of the window, and so short that a block has many.
+    request = replace(request, case=replace(request.case, q_heads=4, kv_heads=4, q_len=128, kv_len=128))
     record = measure(request, machine_with(Watch(Steady(), limits={})))
     assert record.status == "ok", record.reason
     for direction in ("forward", "backward"):
