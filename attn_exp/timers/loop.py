@@ -18,7 +18,7 @@ from attn_exp.core.host.energy import moment
 from attn_exp.core.host.process import without_collections
 from attn_exp.core.record.record import Timing
 from attn_exp.core.stats.interval import log_half_width
-from attn_exp.core.stats.paired import abba_order, paired_by_round
+from attn_exp.core.stats.paired import VERDICT_LEVEL, abba_order, paired_by_round
 from attn_exp.timers.call import Call
 from attn_exp.timers.card import LONG_CALL_US, Card
 from attn_exp.timers.gpu import Span
@@ -35,7 +35,7 @@ BLOCK_KERNELS = 800
 REPEATS = 3
 # After so many rounds a rival leaves that takes so many times as long as the fastest.
 SLOW_ROUNDS, SLOW = 5, 20.0
-# A rival whose ratio is surely off by more than this is decided.
+# A rival whose ratio is surely off by more than this is decided, so surely that a verdict says so.
 _DECIDED = 0.005
 # A stretch of `regime=sustained`: seconds of load before it and in it, and its blocks; below this share of time in
 # which calls and flushes ran it is repeated once.
@@ -385,7 +385,7 @@ class _Turns:
         if own <= self._rule.stable and ratio is not None:
             if ratio.half <= self._rule.precision:
                 return "precise"
-            if ratio.log_ratio - ratio.half > _DECIDED:
+            if ratio.log_ratio - ratio.half > _DECIDED and ratio.p <= VERDICT_LEVEL:
                 return "decided"
         return self._over(rival, max(own, math.inf if ratio is None else ratio.half))
 
