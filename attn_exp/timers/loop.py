@@ -304,6 +304,8 @@ class _Turns:
         count = max(2, self._rule.min_rounds // _ROUNDS_A_STRETCH)
         for number in range(count):
             standing = self._standing()
+            if not standing:
+                break
             self._before_round(number, number == count - 1)
             for place in abba_order(len(standing), number):
                 self._turn(standing[place], number, self._stretch)
