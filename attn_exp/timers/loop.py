@@ -80,7 +80,7 @@ class Block:
         flags: problems that occurred.
         notes: the timer's other figures.
         last: the last call's result, for as long as it is needed.
-        repeated_us: the time of calls that were measured again, because the host was late.
+        repeated_us: the time of calls that were measured again because the host was late, without its gaps.
         span: the GPU's clock while the calls ran; None if the timer does not stamp its blocks.
     """
 
