@@ -16,7 +16,7 @@ from attn_exp.backends.base import calls_of
 from attn_exp.backends.eager import Eager
 from attn_exp.core.record.request import Compile
 from attn_exp.worker.machine.device import Machine
-from attn_exp.worker.measure import measure, measure_interleaved
+from attn_exp.worker.measure import measure, measure_case
 
 CEILINGS = {"copy_bytes_per_s": 1e10, "matmul_flops_per_s": 1e11}
 
@@ -81,8 +81,7 @@ class Opaque(Eager):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr("attn_exp.timers.loop.ROUNDS_US", 4_000.0)
-    monkeypatch.setattr("attn_exp.timers.loop.RIVALS_ROUND_US", 2_000.0)
+    monkeypatch.setattr("attn_exp.timers.loop.BLOCK_US", 2_000.0)
     monkeypatch.setattr("attn_exp.timers.loop.WARM_UP_US", 1_000.0)
 
 
@@ -115,7 +114,7 @@ def test_compiled_rivals_of_a_duel_keep_what_was_compiled_for_each(without_induc
     machine = Machine("cpu", ceilings={"float32": CEILINGS})
     compiled = replace(make_request(), compile=Compile(mode="default"))
     narrow = replace(compiled, backend={"_target_": "attn_exp.backends.eager.Eager", "name": "eager"})
-    found = measure_interleaved([compiled, make_request(), narrow, compiled], machine)
+    found = measure_case([compiled, make_request(), narrow, compiled], machine)
     assert [(record.status, record.reason) for record in found] == [("ok", None)] * 4
     assert [record.compiled and record.compiled.graphs for record in found] == [1, None, 1, 1]
     assert all(record.compiled.recompilations == 0 for record in found if record.compiled), (

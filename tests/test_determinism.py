@@ -13,7 +13,7 @@ from attn_exp.core.record.bitwise import Bitwise
 from attn_exp.worker import determinism
 from attn_exp.worker import measure as measuring
 from attn_exp.worker.machine.device import Machine
-from attn_exp.worker.measure import measure_interleaved
+from attn_exp.worker.measure import measure_case
 
 # Sums of 64 keys round differently in another order.
 LONG = replace(CASE, batch=2, q_len=64, kv_len=64, causal=False)
@@ -161,7 +161,7 @@ def test_rivals_of_a_duel_are_compared_with_themselves(machine):
         replace(make_request(target, LONG, determinism=True, passes=FORWARD), job=target)
         for target in ("unsteady.Chunked", "unsteady.Atomics")
     ]
-    facts = [one.passes["forward"].bitwise["calls"].same for one in measure_interleaved(requests, machine)]
+    facts = [one.passes["forward"].bitwise["calls"].same for one in measure_case(requests, machine)]
     assert facts == [True, False]
 
 

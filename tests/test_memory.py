@@ -17,7 +17,7 @@ from test_measure import (  # noqa: F401 (fixtures)
 )
 
 from attn_exp.backends.base import Calls
-from attn_exp.worker.measure import measure_interleaved
+from attn_exp.worker.measure import measure_case
 
 MIB = 1 << 20
 # What the backend below takes: at its start, in each forward for a moment, for as long as the output lives, in each
@@ -160,5 +160,5 @@ def test_rivals_of_a_duel_do_not_share_their_memory(on_fake_gpu, tmp_path):
         config = {"_target_": "test_memory.Takes", "name": name, "gpu": on_fake_gpu.gpu, "gpu_us": 200.0}
         request = fakes.make_request(config | {"allocator": on_fake_gpu.memory}, GPU_CASE, **ON_GPU | BOTH)
         requests.append(replace(request, job=f"fake-{name}"))
-    peaks = [record.passes["forward"].peak_memory_bytes for record in measure_interleaved(requests, on_fake_gpu)]
+    peaks = [record.passes["forward"].peak_memory_bytes for record in measure_case(requests, on_fake_gpu)]
     assert peaks[0] == peaks[1] is not None

@@ -1,4 +1,3 @@
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,14 +11,7 @@ from attn_exp.timers.benchmark import BenchmarkTimer
 from attn_exp.timers.cpu import CpuTimer
 from attn_exp.timers.device import DeviceTimer
 from attn_exp.timers.event import EventTimer
-from attn_exp.timers.loop import (
-    RIVALS_ROUND_US,
-    Block,
-    Cost,
-    Entry,
-    sample,
-    sample_entry,
-)
+from attn_exp.timers.loop import BLOCK_US, Block, Cost, sample
 from attn_exp.timers.stopping import StoppingRule
 
 RULE = StoppingRule(precision=0.005, min_rounds=7, max_rounds=40, budget_s=1.5)
@@ -40,61 +32,44 @@ def test_device_sees_the_gpus_time_alone_where_event_sees_the_host():
     assert timer.block(call, 4).times_us == [10.0] * 4
 
 
-def test_device_blocks_the_stream_when_enqueueing_is_slower_and_for_as_long_as_it_takes():
+def test_a_block_is_held_for_as_long_as_the_host_is_slower_in_all_of_its_calls():
     gpu, call = launch_bound()
     timer = DeviceTimer(gpu)
     cost = timer.estimate(call)
-    assert timer.blocked
+    assert timer.host_bound
     assert (cost.time_us, cost.around_us) == (10.0, 20.0), "what the GPU does, whatever the host takes"
     gpu.log.clear()
     assert timer.block(call, 8).flags == ()
-    assert gpu.slept_us() == [1.5 * 54 * 8]
-    assert [kind for kind, _ in gpu.log] == ["sleep", "event"] + ["flush", "event", "call", "event"] * 8
+    (held_us,) = gpu.slept_us()
+    # 54 us a call with some for the stamps, 30 of them beside the GPU's.
+    assert 200 + 1.5 * 54 * 8 - 7 * 30 <= held_us <= 200 + 1.5 * 55 * 8 - 7 * 30
+    inside = ["flush", "event", "call", "event"] * 8
+    assert [kind for kind, _ in gpu.log] == ["sleep", "stamp", *inside, "stamp", "event"]
 
 
-def test_nothing_but_the_flush_lies_between_two_timed_calls_of_a_block():
-    gpu, seen = FakeGpu(enqueue_us=1.0, flush_us=20.0), []
-    call = gpu.call(500.0)
-    timer = DeviceTimer(gpu)
-
-    def before(number):
-        gpu._put("change", 5.0)
-
-    def after(number, last):
-        gpu._put("copy", 5.0)
-        seen.append(number)
-
-    rule = replace(RULE, min_rounds=8, max_rounds=8)
-    sample_entry(Entry(timer, call, before_block=before, after_block=after), rule)
-    log = [kind for kind, _ in gpu.log]
-    blocks = "".join(
-        {"flush": "f", "event": "e", "call": "c", "change": "(", "copy": ")", "sleep": "s"}[k] for k in log
-    )
-    # Before a block whose queue is empty there may be a sleep.
-    inside = [part.partition(")")[0].removeprefix("se") for part in blocks.split("(")[1:]]
-    assert len(inside) == len(seen) >= 8
-    assert all(part == "fece" * (len(part) // 4) for part in inside), inside[0]
-
-
-def test_the_next_block_is_enqueued_while_one_runs():
+def test_the_next_block_is_enqueued_while_one_runs_and_the_gpu_never_waits_for_the_host():
     gpu = FakeGpu(enqueue_us=1.0, flush_us=20.0)
-    timing = sample(DeviceTimer(gpu), gpu.call(5_000.0, host_us=50.0), RULE)
-    # From its first call to its last the GPU never waits for the host.
-    run = gpu.log[-4 * len(timing.times_us) :]
-    assert [kind for kind, _ in run] == ["flush", "event", "call", "event"] * len(timing.times_us)
-    assert set(timing.times_us) == {5_000.0} and timing.notes["duty"] > 0.99
+    timer, call = DeviceTimer(gpu), gpu.call(5_000.0, host_us=50.0)
+    timer.estimate(call)
+    gpu.log.clear()
+    gpu.call(1_000.0)()
+    began = gpu.queue_free_us
+    first, second = timer.enqueue(call, 3), timer.enqueue(call, 3)
+    assert gpu.host_us < began, "both are in the queue before the first call runs"
+    assert first().times_us == second().times_us == [5_000.0] * 3
+    assert gpu.host_us == pytest.approx(began + 6 * 5_020, abs=10)
+    assert gpu.slept_us() == []
 
 
-@pytest.mark.parametrize(("gpu_us", "blocked"), [(40.0, True), (50.0, False), (1000.0, False)])
-def test_device_does_not_block_when_the_gpu_is_slower_than_the_host(gpu_us, blocked):
+@pytest.mark.parametrize(("gpu_us", "host_bound"), [(40.0, True), (65.0, False), (1000.0, False)])
+def test_a_call_that_the_host_hardly_outruns_is_exact(gpu_us, host_bound):
     gpu = FakeGpu(enqueue_us=1.0, flush_us=20.0)
     timer, call = DeviceTimer(gpu), gpu.call(gpu_us, host_us=50.0)
     cost = timer.estimate(call)
-    assert timer.blocked is blocked  # 1.2 * 54 = 65 against gpu_us + 20
+    assert timer.host_bound is host_bound  # 1.5 * 55 = 82 against gpu_us + 20
     assert cost.time_us == pytest.approx(gpu_us, rel=0.05)
     block = timer.block(call, 5)
-    assert block.times_us == [gpu_us] * 5
-    assert block.flags == ()
+    assert (block.times_us, block.flags) == ([gpu_us] * 5, ())
 
 
 def slower_from_now(gpu, call, host_us):
@@ -105,38 +80,40 @@ def slower_from_now(gpu, call, host_us):
     return run
 
 
-def test_blocks_are_held_from_where_the_host_falls_behind():
+def test_a_late_block_in_the_queue_is_measured_again():
     gpu = FakeGpu(enqueue_us=1.0, flush_us=20.0)
-    timer, call = DeviceTimer(gpu), gpu.call(50.0, host_us=50.0)
+    timer, call = DeviceTimer(gpu), gpu.call(70.0, host_us=50.0)
     timer.estimate(call)
-    assert not timer.blocked
     # Another program takes the host's time from now on.
-    slower = slower_from_now(gpu, call, 100.0)
-    assert timer.enqueue(slower, 8)[1]().times_us == [50.0] * 8
-    assert timer.blocked
+    block = timer.enqueue(slower_from_now(gpu, call, 100.0), 8)()
+    assert block.times_us == [70.0] * 8 and block.repeated_us > 8 * 70.0
 
 
-def test_a_blocker_that_ran_out_is_discarded_and_doubled():
+def test_a_block_whose_hold_ran_out_is_repeated_with_twice_the_hold():
     gpu, call = launch_bound()
     timer = DeviceTimer(gpu)
     timer.estimate(call)
+    slow = slower_from_now(gpu, call, 200.0)
     gpu.log.clear()
-    block = timer.block(slower_from_now(gpu, call, 100.0), 5)  # 154 us a call: over 81, within 162
-    assert gpu.slept_us() == [81.0 * 5, 162.0 * 5]
-    assert (block.times_us, block.flags) == ([10.0] * 5, ())
+    block = timer.block(slow, 5)
+    first, *others = gpu.slept_us()
+    assert others == [2 * first, 4 * first][: len(others)] and others
+    assert (block.times_us, block.flags) == ([10.0] * 5, ()) and block.repeated_us > 50
+    for _ in range(3):
+        timer.block(slow, 5)
     gpu.log.clear()
-    timer.block(slower_from_now(gpu, call, 100.0), 5)
-    assert len(gpu.slept_us()) == 1, "the next blocker has learnt how slow the host is"
+    timer.block(slow, 5)
+    assert len(gpu.slept_us()) == 1, "a host that stays slow is learnt"
 
 
-def test_a_blocker_that_holds_at_no_length_is_given_up_after_two_doublings_and_flagged():
+def test_a_call_that_synchronises_is_given_up_after_three_doublings_and_flagged():
     gpu, _ = launch_bound()
     timer, call = DeviceTimer(gpu), gpu.call(10.0, host_us=50.0, synchronizes=True)
     timer.estimate(call)
     gpu.log.clear()
     block = timer.block(call, 5)
     first, *others = gpu.slept_us()
-    assert others == [2 * first, 4 * first]
+    assert others == [2 * first, 4 * first, 8 * first]
     assert block.flags == ("unblocked",)
     assert len(block.times_us) == 5
 
@@ -146,10 +123,10 @@ def test_device_is_exact_for_any_host_and_any_call_once_the_queue_runs(enqueue_u
     gpu = FakeGpu(enqueue_us=enqueue_us, flush_us=flush_us)
     timer, call = DeviceTimer(gpu), gpu.call(gpu_us, host_us=host_us)
     estimated_us, launch_us = timer.estimate(call).time_us, host_us + 4 * enqueue_us
-    # Unblocked, the one call that is estimated from may have waited for its launch.
-    assert gpu_us * (1 - 1e-6) <= estimated_us <= gpu_us * (1 + 1e-6) + (0 if timer.blocked else launch_us)
+    # The one call that a long estimate is from may have waited for its launch.
+    assert gpu_us * (1 - 1e-6) <= estimated_us <= gpu_us * (1 + 1e-6) + launch_us
     block = timer.block(call, 10)
-    assert block.times_us[not timer.blocked :] == pytest.approx([gpu_us] * (9 + timer.blocked), rel=1e-6)
+    assert block.times_us == pytest.approx([gpu_us] * 10, rel=1e-6)
     assert block.flags == ()
 
 
@@ -157,14 +134,14 @@ def test_a_whole_sampling_on_the_fake_gpu_is_exact():
     gpu, call = launch_bound()
     timing = sample(DeviceTimer(gpu), call, RULE)
     assert (timing.timer, timing.l2, timing.stop_reason, timing.flags) == ("device", "cold", "precise", ())
-    assert timing.times_us == (10.0,) * 35 * 7, "200 samples at least"
-    assert timing.rounds == tuple(index for index in range(7) for _ in range(35))
-    assert timing.notes["load_s"] > 0 and 0 < timing.notes["duty"] <= 1
-    assert {"calls_per_round": 35.0, "warm_up_calls": 150.0, "flush_us": 20.0}.items() <= timing.notes.items()
+    # Seven rounds of the rule, and the one that is always checked.
+    assert timing.times_us == (10.0,) * 50 * 8
+    assert timing.rounds == tuple(index for index in range(8) for _ in range(50))
+    assert timing.notes == {"calls_per_round": 50.0, "warm_up_calls": 150.0, "flush_us": 20.0}
 
 
 @pytest.mark.parametrize(
-    ("cost", "of_rivals", "warm_up"),
+    ("cost", "calls", "warm_up"),
     [
         (Cost(1.0), 50, 150),
         (Cost(1000.0), 15, 15),
@@ -175,31 +152,8 @@ def test_a_whole_sampling_on_the_fake_gpu_is_exact():
         (Cost(10.0, 0.0, 5000), 1, 150),
     ],
 )
-def test_a_round_of_rivals_and_the_warm_up_take_15_ms(cost, of_rivals, warm_up):
-    assert (cost.calls_in(RIVALS_ROUND_US), cost.warm_up_calls) == (of_rivals, warm_up)
-
-
-WIDE, TIGHT = [100.0, 110.0] * 30, [100.0] * 60
-
-
-@pytest.mark.parametrize(
-    ("medians", "call_us", "elapsed_s", "reason"),
-    [
-        (TIGHT[:6], 10.0, 99.0, None),  # never before the least rounds, whatever the clock says
-        (TIGHT[:7], 10.0, 0.0, "precise"),
-        (WIDE[:7], 10.0, 0.0, None),
-        (WIDE[:7], 10.0, 1.5, "budget"),
-        (WIDE[:39], 10.0, 1.4, None),
-        (WIDE[:40], 10.0, 1.4, "max_rounds"),
-        (TIGHT[:40], 10.0, 9.9, "precise"),
-        (TIGHT[:4], 60_000.0, 99.0, None),  # as many rounds as take 0.1 s, but five
-        (TIGHT[:5], 20_000.0, 0.0, "precise"),
-        (TIGHT[:5], 16_000.0, 0.0, None),
-        (WIDE[:5], 60_000.0, 2.0, "budget"),
-    ],
-)
-def test_the_rule_says_why_to_stop(medians, call_us, elapsed_s, reason):
-    assert RULE.verdict([medians], call_us, elapsed_s) == reason
+def test_a_block_and_the_warm_up_take_15_ms_and_fit_the_queue(cost, calls, warm_up):
+    assert (cost.calls_in(BLOCK_US), cost.warm_up_calls) == (calls, warm_up)
 
 
 class Scripted:
@@ -219,25 +173,26 @@ class Scripted:
 def test_warm_up_comes_first_in_blocks_and_is_not_in_the_samples():
     timer = Scripted(Cost(1000.0), values=lambda block: 999.0 if block <= 1 else 100.0)
     timing = sample(timer, lambda: None, RULE)
-    assert timer.blocks == [15] + [4] * 7
-    assert timing.times_us == (100.0,) * 4 * 7
+    # Seven rounds and the last one, each with a first call that is no sample.
+    assert timer.blocks == [15] + [16] * 8
+    assert timing.times_us == (100.0,) * 15 * 8
 
 
 def test_samples_that_stay_noisy_end_at_the_last_round_with_all_of_them_kept():
     timer = Scripted(Cost(14_000.0), values=lambda block: 100.0 + 10 * (block % 2), flags=("unblocked",))
     timing = sample(timer, lambda: None, RULE)
-    assert (timing.stop_reason, len(timing.times_us), timing.flags) == ("max_rounds", 40, ("unblocked",))
-    assert timing.rounds == tuple(range(40))
+    assert (timing.stop_reason, len(timing.times_us), timing.flags) == ("max_rounds", 41, ("unblocked",))
+    assert timing.rounds == tuple(range(41))
 
 
-def test_the_budget_ends_it_by_the_clock(monkeypatch):
-    timer = Scripted(Cost(20_000.0), values=lambda block: 100.0 + 10 * (block % 2))
-    # A block takes a tenth of a second. The first ones are the warm-up's.
-    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: 0.1 * len(timer.blocks)))
+def test_the_budget_ends_it_by_the_clock_once_it_is_stable(monkeypatch):
+    timer = Scripted(Cost(20_000.0), values=lambda block: 100.0 + 4 * (block % 2))
+    # A block takes an eighth of a second.
+    clock = SimpleNamespace(perf_counter=lambda: 0.125 * len(timer.blocks))
+    monkeypatch.setattr(loop, "time", clock)
     timing = sample(timer, lambda: None, RULE)
-    assert (timing.stop_reason, len(timing.times_us)) == ("budget", 15)
-    assert timing.notes["load_s"] == pytest.approx(0.1 * (len(timer.blocks) - 15))
-    assert [round(end - begin, 3) for _, begin, end in timing.blocks] == [0.1] * 15
+    assert (timing.stop_reason, len(timing.times_us)) == ("budget", 13)
+    assert [round(end - begin, 3) for _, begin, end in timing.blocks] == [0.125] * 13
 
 
 class Clock:

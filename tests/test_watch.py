@@ -22,7 +22,7 @@ from attn_exp.results.table import table
 from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.machine.nvml_reader import NvmlReader
 from attn_exp.worker.machine.watch import Watch
-from attn_exp.worker.measure import measure, measure_interleaved
+from attn_exp.worker.measure import measure, measure_case
 
 TESTS = Path(__file__).resolve().parent
 LIMITS = {"max_sm_clock_mhz": 1980, "power_limit_w": 700.0}
@@ -211,8 +211,8 @@ def machine_with(watch):
 
 def test_a_measured_job_has_a_window_for_each_pass_with_power_and_joules_a_call():
     request = fakes.make_request(min_rounds=40, max_rounds=40, budget_s=1.0)
-    # Long enough that calls take most of the window, whatever else the machine does.
-    request = replace(request, case=replace(request.case, q_heads=4, kv_heads=4, q_len=512, kv_len=512))
+    # Long enough that calls take most of the window, and so short that a block has many.
+    request = replace(request, case=replace(request.case, q_heads=4, kv_heads=4, q_len=128, kv_len=128))
     record = measure(request, machine_with(Watch(Steady(), limits={})))
     assert record.status == "ok", record.reason
     for direction in ("forward", "backward"):
@@ -245,7 +245,7 @@ class Troubled(Steady):
 
 @pytest.mark.parametrize(("how", "flag"), [("jumps", "clock_jump"), ("hot", "thermal"), ("silent", "telemetry_lost")])
 def test_what_goes_wrong_amid_a_pass_is_a_flag_of_the_record(how, flag):
-    request = fakes.make_request(passes=("forward",), precision=1e-9, min_rounds=20, max_rounds=40, patience_s=0.3)
+    request = fakes.make_request(passes=("forward",), precision=1e-9, min_rounds=20, max_rounds=40)
     record = measure(request, machine_with(Watch(Troubled(how), limits={})))
     assert record.status == "ok", record.reason
     assert flag in record.flags and flag in record.passes["forward"].flags
@@ -255,7 +255,7 @@ def test_what_goes_wrong_amid_a_pass_is_a_flag_of_the_record(how, flag):
 
 
 def test_rivals_of_a_duel_have_windows_of_their_own_blocks():
-    first, second = measure_interleaved(
+    first, second = measure_case(
         [replace(fakes.make_request(passes=("forward",)), job=f"fake-{name}") for name in "ab"],
         machine_with(Watch(Steady(), limits={})),
     )

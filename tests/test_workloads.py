@@ -54,8 +54,7 @@ class Spoiled(Honest):
 
 @pytest.fixture
 def machine(monkeypatch):
-    monkeypatch.setattr("attn_exp.timers.loop.ROUNDS_US", 4_000.0)
-    monkeypatch.setattr("attn_exp.timers.loop.RIVALS_ROUND_US", 2_000.0)
+    monkeypatch.setattr("attn_exp.timers.loop.BLOCK_US", 2_000.0)
     monkeypatch.setattr("attn_exp.timers.loop.WARM_UP_US", 1_000.0)
     return Machine("cpu", environment={"cpu": "fake"}, ceilings={dtype: dict(CEILINGS) for dtype in DTYPE_BYTES})
 

@@ -69,7 +69,7 @@ class DeviceTimer:
         """Enqueue a block behind what is in the queue; return what waits for it. A late one is measured again."""
         ahead = self._enqueue(call, calls)
         if ahead.late:
-            late_us = sum(times_us(self.gpu, ahead.pairs))
+            late_us = _without_gaps(times_us(self.gpu, ahead.pairs))
             block = self.block(call, calls)
             block.repeated_us += late_us
             block.last = None
@@ -91,7 +91,7 @@ class DeviceTimer:
             if not enqueued.late:
                 self._enqueue_us.append(took_us)
                 return block
-            length_us, late_us = 2 * length_us, late_us + sum(block.times_us)
+            length_us, late_us = 2 * length_us, late_us + _without_gaps(block.times_us)
         # A call that synchronises with the GPU; its wait is no time to enqueue.
         block.flags = ("unblocked",)
         return block
@@ -121,6 +121,11 @@ class DeviceTimer:
         enqueue_us = min(self._enqueue_us, default=0.0)
         behind_us = (calls - 1) * max(0.0, enqueue_us - self._run_us / MARGIN)
         return LEAST_HOLD_US + MARGIN * (min(calls, _AHEAD) * enqueue_us + behind_us)
+
+
+def _without_gaps(times: list[float]) -> float:
+    """Return for how long the GPU ran calls in one of which the host was late: its gap is no load."""
+    return len(times) * statistics.median(times)
 
 
 @dataclass

@@ -18,7 +18,7 @@ from attn_exp.core.host.energy import moment
 from attn_exp.core.host.process import without_collections
 from attn_exp.core.record.record import Timing
 from attn_exp.core.stats.interval import log_half_width
-from attn_exp.core.stats.paired import abba_order, paired_by_round
+from attn_exp.core.stats.paired import VERDICT_LEVEL, abba_order, paired_by_round
 from attn_exp.timers.call import Call
 from attn_exp.timers.card import COUNTED, LONG_CALL_US, Card
 from attn_exp.timers.gpu import Span
@@ -37,7 +37,7 @@ _OUTLIERS = 2
 REPEATS = 2
 # After so many rounds a rival leaves that takes so many times as long as the fastest.
 SLOW_ROUNDS, SLOW = 5, 20.0
-# A rival whose ratio is surely off by more than this is decided, from so many rounds on.
+# A rival whose ratio is off by more than this is decided, from so many rounds on, if a verdict would say so as well.
 _DECIDED, DECIDED_ROUNDS = 0.005, 5
 # A stretch of `regime=sustained`: seconds of load before it and in it, and its blocks; below this share of time in
 # which calls and flushes ran it is repeated once.
@@ -82,7 +82,7 @@ class Block:
         flags: problems that occurred.
         notes: the timer's other figures.
         last: the last call's result, for as long as it is needed.
-        repeated_us: the time of calls that were measured again, because the host was late.
+        repeated_us: the time of calls that were measured again because the host was late, without its gaps.
         span: the GPU's clock while the calls ran; None if the timer does not stamp its blocks.
     """
 
@@ -328,6 +328,8 @@ class _Turns:
         count = max(2, self._rule.min_rounds // _ROUNDS_A_STRETCH)
         for number in range(count):
             standing = self._standing()
+            if not standing:
+                break
             self._before_round(number, number == count - 1)
             for place in abba_order(len(standing), number):
                 self._turn(standing[place], number, self._stretch)
@@ -405,7 +407,7 @@ class _Turns:
         ratio = paired_by_round(rival.medians(), fastest.medians())
         own = rival.half()
         if own <= self._rule.stable and ratio is not None:
-            if ratio.log_ratio - ratio.half > _DECIDED:
+            if ratio.log_ratio - ratio.half > _DECIDED and ratio.p <= VERDICT_LEVEL:
                 return "decided"
             if ratio.half <= self._rule.precision and rounds >= least:
                 return "precise"

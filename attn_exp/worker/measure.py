@@ -41,6 +41,8 @@ from attn_exp.workloads.base import Workload
 # The flush.
 _KERNELS_AROUND = 1
 Given = tuple[Backend, Workload] | None
+# After these a job has run nothing, or has no memory to spare.
+_UNTOUCHED = ("ok", "unsupported", "unavailable", "out_of_memory")
 _UNTOLD = "the inputs that rivals share were changed while they were timed, and no call of them did it again"
 
 
@@ -171,6 +173,16 @@ class _Case:
         self._turns.at(rival.position)
         rival.attempt.run(prepared)
         self._settle(rival)
+        if rival.attempt.status not in _UNTOUCHED and self._machine.shared:
+            self._restore()
+
+    def _restore(self) -> None:
+        """Give the next rivals the inputs of the seed: one that failed may have written into them."""
+        for rival in self._standing():
+            rival.ready.check.contents.write(rival.ready.check.seeded())
+            break
+        else:
+            self._machine.shared = {}
 
     def _settle(self, rival: _Rival) -> None:
         """Keep the record of a job that has failed, free what it has, and see whether the others can go on.
@@ -225,6 +237,10 @@ class _Case:
             timings = self._sample(rivals, [entry for entry in entries if entry is not None], direction)
             if not self._changed_inputs(rivals, direction):
                 break
+            for rival in rivals:
+                # Of inputs that another one changed.
+                if rival.stands:
+                    rival.checks[direction].kept.clear()
         else:
             return
         measured = [
@@ -242,6 +258,8 @@ class _Case:
 
         def enter() -> None:
             attempt, prepared, measuring = rival.attempt, rival.ready, rival.attempt.request.measuring
+            # Whose memory it is can only be told if the GPU is not shared.
+            attempt.telemetry += self._machine.reading()
             with prepared.scope():
                 call = prepared.begin(direction)
                 launched = name_kernels(attempt, self._machine, prepared, direction) + _KERNELS_AROUND
@@ -281,8 +299,6 @@ class _Case:
 
         self._turns.at(None if len(rivals) > 1 else rivals[0].position)
         machine.announce("time")
-        for rival in rivals:
-            rival.attempt.telemetry += machine.reading()
         machine.watch.begin(alone=len(rivals) == 1 or measuring.regime == "sustained")
         began = time.perf_counter()
         try:
@@ -316,12 +332,12 @@ class _Case:
         changed = [rival for rival in standing if rival.ready.check.contents.written(seeded)]
         if not changed:
             return False
-        if len(changed) == 1:
+        if len(rivals) == 1:
             self._refuse(changed[0], str(changed[0].ready.check.contents.written(seeded)))
             return False
         found = False
         for rival in changed:
-            for other in changed:
+            for other in self._standing():
                 other.ready.check.contents.write(seeded)
             with rival.scope():
                 rival.ready.calls[direction]()

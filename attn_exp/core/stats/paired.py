@@ -71,11 +71,15 @@ def abba_order(rivals: int, round_index: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class RatioByRound:
-    """The mean over common rounds of log(time / time of the other), with the half-width of its 95 % interval."""
+    """The mean over common rounds of log(time / time of the other), with the half-width of its 95 % interval.
+
+    `p` is two-sided, for the mean being 0.
+    """
 
     log_ratio: float
     half: float
     rounds: int
+    p: float
 
 
 def paired_by_round(times: Mapping[int, float], other: Mapping[int, float]) -> RatioByRound | None:
@@ -84,7 +88,7 @@ def paired_by_round(times: Mapping[int, float], other: Mapping[int, float]) -> R
     if len(logs) < 2:
         return None
     mean = RoundsMean(logs)
-    return RatioByRound(mean.mean, mean.half_width(), len(logs))
+    return RatioByRound(mean.mean, mean.half_width(), len(logs), mean.p_value(0.0))
 
 
 def compare_pair(medians_a: Times, medians_b: Times, margin: float) -> PairedComparison:
