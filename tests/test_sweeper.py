@@ -131,16 +131,17 @@ class FakeSession:
 
     def __init__(self, monkeypatch, folder):
         self.submitted, self.kept = [], []
-        monkeypatch.setattr(Session, "submit", lambda s, request, _: self.submit(s, request, folder))
+        monkeypatch.setattr(Session, "submit", lambda s, requests, _: self.submit(s, requests, folder))
         monkeypatch.setattr(Session, "keep", lambda s, record, _: self.kept.append(record.request.label))
         monkeypatch.setattr(Session, "close", lambda s, status: self.close(s))
         self.impossible = []
 
-    def submit(self, current, request, folder):
+    def submit(self, current, requests, folder):
         current.context = SweepContext("s", folder, Tracker(), {}, print)
-        (folder / request.job).mkdir(parents=True, exist_ok=True)
-        write_record(Record(request=request, status="unsupported", reason="not here"), folder / request.job)
-        self.submitted.append(request.label)
+        for request in requests:
+            (folder / request.job).mkdir(parents=True, exist_ok=True)
+            write_record(Record(request=request, status="unsupported", reason="not here"), folder / request.job)
+            self.submitted.append(request.label)
         return 0.0
 
     def close(self, current):

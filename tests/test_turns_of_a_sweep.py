@@ -1,4 +1,4 @@
-"""Jobs of a case are measured in turns: what of a sweep's rules for that shows in its records. Real commands, on a CPU."""
+"""Jobs of a case are measured in turns: what a sweep's records show of it. Real commands, on a CPU."""
 
 import json
 import shutil
