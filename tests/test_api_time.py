@@ -12,7 +12,7 @@ import attn_exp
 from attn_exp.core.errors import UserError
 from attn_exp.core.record.file import read_record
 
-QUICK = {"stopping": {"min_rounds": 2, "max_rounds": 2, "budget_s": 0.01, "patience_s": 0, "settle_s": 0}}
+QUICK = {"stopping": {"min_rounds": 2, "max_rounds": 2, "budget_s": 0.01}}
 sdpa = scaled_dot_product_attention
 causal = partial(sdpa, is_causal=True)
 BIAS = torch.randn(64, 64, generator=torch.Generator().manual_seed(5))

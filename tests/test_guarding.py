@@ -23,7 +23,7 @@ CASE = (
     "batch=1 model.q_heads=4 model.kv_heads=4 seq_len=256 model.head_dim=32 model.value_dim=32 dtype=fp32 causal=false "
     "device=cpu"
 )
-BRIEF = {"min_rounds": 2, "max_rounds": 2, "budget_s": 0.01, "patience_s": 0, "settle_s": 0}
+BRIEF = {"min_rounds": 2, "max_rounds": 2, "budget_s": 0.01}
 
 
 def plain(q, k, v):

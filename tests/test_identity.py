@@ -97,6 +97,9 @@ def typed(house, monkeypatch):
     (tests/test_source.py): without it their jobs are the ones that they were.
     """
     monkeypatch.setattr("attn_exp.config.request.described", lambda target: {})
+    # A newer method measures jobs of the same names again (tests/test_turns_of_a_sweep.py): here nothing is measured.
+    for module in ("results.store", "run.job_queue"):
+        monkeypatch.setattr(f"attn_exp.{module}.METHOD_VERSION", "2")
     return inprocess.typed(monkeypatch, house)
 
 
