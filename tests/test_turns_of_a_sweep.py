@@ -22,10 +22,10 @@ def choose(folder: Path) -> None:
         (own / f"{name}.yaml").write_text(f"_target_: {target}\nname: {name}\n")
 
 
-def sweep(cwd: Path, *words: str, code: int = 0) -> list[Record]:
+def sweep(cwd: Path, *words: str) -> list[Record]:
     """Run `-m` with these words; the records of its sweep in the order in which they ended."""
     ran = run("-m", *QUICK, *words, "hydra.searchpath=[file://conf]", cwd=cwd)
-    assert (ran.returncode, complaints(ran)) == (code, []), ran.stdout + ran.stderr
+    assert (ran.returncode, complaints(ran)) == (0, []), ran.stdout + ran.stderr
     (name,) = [word.partition("=")[2] for word in words if word.startswith("sweep=")]
     return found(cwd, name)
 
@@ -136,9 +136,12 @@ def test_fresh_jobs_are_marked_as_measured_apart_and_those_of_this_process_take_
 
 
 def test_stop_on_keeps_the_records_of_the_whole_case(home: Path) -> None:
-    words = ("backend=wrong,flash", "batch=1,2", "stop_on=[inaccurate]", "sweep=stopped")
-    # Typed again it ends at the same case.
+    words = ("-m", *QUICK, "hydra.searchpath=[file://conf]", "backend=wrong,flash", "batch=1,2", "sweep=stopped")
+    # Typed again it neither goes on behind that case nor ends as if all were well.
     for _ in range(2):
-        records = sweep(home, *words, code=1)
+        ran = run(*words, "stop_on=[inaccurate]", cwd=home)
+        assert (ran.returncode, complaints(ran)) == (1, [])
+        assert "stopped at the first inaccurate job (stop_on), wrong-" in ran.stdout
+        records = found(home, "stopped")
         assert sorted(names(records)) == [("flash", 1), ("wrong", 1)]
         assert (of(records, "wrong").status, of(records, "flash").status) == ("inaccurate", "ok")
