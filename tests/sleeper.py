@@ -1,6 +1,7 @@
 """python -m sleeper: takes the worker's place and sleeps instead of measuring; says if two sleep on one GPU at once.
 
-It sleeps for `stopping.budget_s`. `kill` among the options of a job's backend is the signal that it dies by.
+It sleeps for `stopping.budget_s`, job after job; a record's `in_turns` says how many jobs its run had. `kill` among the
+options of a job's backend is the signal that it dies by.
 """
 
 import json
@@ -32,7 +33,7 @@ def _leased(uuid: str) -> bool:
     return False
 
 
-def measure(folder: Path) -> None:
+def measure(folder: Path, beside: int) -> None:
     request = msgspec.yaml.decode((folder / REQUEST_NAME).read_bytes(), type=Request)
     began = time.time()
     busy = folder.parent / f"busy-{request.gpu_uuid}"
@@ -54,7 +55,7 @@ def measure(folder: Path) -> None:
         for what in ("time_us", "tflops", "time_half_width", "error_out", "error_dq")
     }
     busy.unlink(missing_ok=True)
-    environment = {"gpu": "Sleeper", "gpu_uuid": request.gpu_uuid}
+    environment = {"gpu": "Sleeper", "gpu_uuid": request.gpu_uuid, "in_turns": beside}
     record = Record(
         request=request,
         status="error" if reason else "ok",
@@ -74,10 +75,13 @@ def main() -> None:
     replies = os.fdopen(given.reply_fd, "w", buffering=1)
     replies.write("ready\n")
     for line in sys.stdin:
-        name = line.rstrip("\n")
-        replies.write(f"begin {name}\n")
-        measure(Path(json.loads(name)))
-        replies.write(f"end {name}\n")
+        run = line.rstrip("\n")
+        replies.write(f"begin {run}\n")
+        for folder in json.loads(run)["folders"]:
+            replies.write(f"check {json.dumps(folder)}\n")
+            measure(Path(folder), beside=len(json.loads(run)["folders"]))
+            replies.write(f"done {json.dumps(folder)}\n")
+        replies.write(f"end {run}\n")
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def ran(tmp_path_factory):
 def test_a_run_returns_its_sweep_and_hands_out_rows_as_they_come(ran):
     sweep, rows, folder = ran
     assert isinstance(sweep, Sweep) and sweep.name == "first" and Path(sweep.place) == folder
-    assert [(row.label, row.case.batch) for row in rows] == [("math", 1), ("math", 2), ("eager", 1), ("eager", 2)]
+    assert [(row.label, row.case.batch) for row in rows] == [("math", 1), ("eager", 1), ("math", 2), ("eager", 2)]
     assert {row.status for row in sweep} == {"ok"} and len(sweep) == 4
     assert sorted(row.record().request.job for row in rows) == [row.job for row in sweep]
     assert "batch=1,2" in (folder / "command.txt").read_text()

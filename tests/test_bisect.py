@@ -149,7 +149,7 @@ def test_a_package_is_searched_and_goes_on(wheels, tmp_path, monkeypatch, capsys
     monkeypatch.setattr(bisect, "_CANARIES", {"cpu": ("backend=eager", "dtype=fp32", "seq_len=16")})
     monkeypatch.setattr("attn_exp.bisect.search.LOOKS", (4, 8, 16))
     small = ["model.q_heads=1", "model.kv_heads=1", "model.head_dim=16", "seq_len=16", "dtype=fp32", "device=cpu",
-             "stopping.budget_s=0.02", "stopping.patience_s=0.1"]  # fmt: skip
+             "stopping.budget_s=0.02"]  # fmt: skip
     words = ["good=slowly==1.0b8", "bad=slowly==1.0b14", f"wheels={wheels}", "backend._target_=slowly.Attention",
              "state=state", *small]  # fmt: skip
     code = bisect.main(words)

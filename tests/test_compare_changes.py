@@ -110,7 +110,7 @@ def test_jobs_join_by_what_they_measure_not_by_how_long(against):
     [
         ({"environment": sweeps.H200 | {"gpu": "NVIDIA H100"}}, "gpu NVIDIA H200 -> NVIDIA H100"),
         ({"measuring": {"timer": "event"}}, "timer device -> event"),
-        ({"method_version": "3"}, "method_version 4 -> 3"),
+        ({"method_version": "3"}, "method_version 5 -> 3"),
     ],
 )
 def test_unlike_measurements_are_refused_unless_told_otherwise(against, changes, words):

@@ -143,7 +143,7 @@ def test_a_rival_that_cannot_run_is_named_and_the_others_are_compared(tmp_path):
         (("a=flash", "b=math", "bach=2"), "did you mean 'batch'"),
         (("a=flash", "b=math", "device=cuda:9"), "device=cuda:9"),
         (("a=flash",), "two backends"),
-        (("a=flash", "b=math", "regime=brst"), "sustained, burst"),
+        (("a=flash", "b=math", "regime=brst"), "burst, sustained"),
     ],
 )
 def test_mistakes_are_one_sentence(tmp_path, monkeypatch, capsys, arguments, words):

@@ -84,6 +84,8 @@ def test_each_case_has_one_gpu_and_each_gpu_one_job_at_a_time(tmp_path):
     # The sleeper says `error` where two are on one GPU at once, or where its GPU is not leased.
     assert {record.status for record in four} == {"ok"}
     assert len(four) == 24
+    # A worker gets the rivals of a case together.
+    assert {record.environment["in_turns"] for record in four} == {len(RIVALS)}
     cases = cases_by_gpu(four)
     assert sorted(cases) == [f"GPU-fake-{index}" for index in range(4)]
     assert sum(len(own) for own in cases.values()) == 8

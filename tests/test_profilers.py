@@ -19,7 +19,7 @@ from attn_exp.profilers.hatchet import kernels_of, lines_of, rates, read_tree
 from attn_exp.profilers.proton import ProtonPasses
 from attn_exp.run.closing import joined
 from attn_exp.worker.machine.device import Machine
-from attn_exp.worker.measure import measure_and_keep
+from attn_exp.worker.measure import Turns, measure_case
 from attn_exp.worker.profile_pass import profile_job
 
 # Excerpts of what an H200 left: 3 calls of each pass of cuDNN's attention inside of one range, torch 2.11, Triton 3.6.
@@ -30,10 +30,11 @@ KEPT = Path(__file__).parent / "profiles"
 def timed():
     """A tiny job that has been timed on the CPU: its record, its rival and the machine."""
     machine = Machine("cpu", ceilings={"float32": {"matmul_flops_per_s": 1e12, "copy_bytes_per_s": 1e11}})
-    request = make_request("fakes.Honest")
-    record, rival = measure_and_keep(request, machine)
-    assert record.status == "ok" and rival is not None
-    return record, rival, machine
+    request, kept = make_request("fakes.Honest"), []
+    turns = Turns(profile=lambda position, record, prepared: kept.append((record, prepared)))
+    measure_case([replace(request, profilers=({"name": "any"},))], machine, turns=turns)
+    ((record, prepared),) = kept
+    return replace(record, request=request), prepared, machine
 
 
 @pytest.fixture

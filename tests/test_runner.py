@@ -22,8 +22,8 @@ class Worker:
     def __init__(self, *answers):
         self.answers, self.folders = deque(answers), deque()
 
-    def submit(self, folder):
-        self.folders.append(folder)
+    def submit(self, *folders, beside=None):
+        self.folders.extend(folders)
 
     def wait(self, stage):
         folder = self.folders.popleft()
@@ -35,7 +35,7 @@ class Worker:
 
 def over(folder, *answers, request=REQUEST):
     runner = JobQueue(Worker(*answers), folder)
-    runner.submit(request)
+    runner.submit([request])
     assert runner.has(request.job) and runner.waiting == 1
     return runner.record(runner.wait())
 
@@ -57,7 +57,7 @@ def folder(tmp_path):
 def test_a_final_record_stays_while_its_job_is_measured_anew_for_a_profile(folder):
     assert done_record(REQUEST, folder / REQUEST.job) is None, "it lacks a profile"
     runner = JobQueue(Worker(), folder)
-    runner.submit(REQUEST)
+    runner.submit([REQUEST])
     assert read_record(folder / REQUEST.job).metrics == TIMED.metrics
     assert (folder / REQUEST.job / "profiles" / "torch" / "kernels.csv").exists()
 

@@ -29,10 +29,10 @@ def searched(tmp_path, monkeypatch):
     """Search by calling the returned function: what Optuna wrote, the measured requests, and what was printed."""
     measured = []
 
-    def submit(session, request, config):
+    def submit(session, requests, config):
         session.open(config())
-        measured.append(request)
-        return made_up_us(request)
+        measured.extend(requests)
+        return made_up_us(requests[-1])
 
     def search(*overrides, **choices):
         attn_exp.run(*SEARCH, *overrides, config_dir=CUSTOM / "conf", sweep="tuned", **QUICK, **choices)

@@ -163,7 +163,7 @@ def test_a_changed_file_is_not_measured_with_the_module_that_was_loaded_before(p
         for job, which in (("a", None), ("b", None), ("c", "the second one"), ("d", None)):
             if which:
                 (place / "helper_of_mine.py").write_text(f"WHICH = {which!r}\n")
-            queue.submit(request(place, job))
+            queue.submit([request(place, job)])
             ends.append(queue.record(queue.wait()))
             processes.append(worker._process.pid)
     finally:

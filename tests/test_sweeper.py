@@ -1,5 +1,4 @@
 import pytest
-from cli import QUICK, complaints, records, run
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
@@ -9,7 +8,7 @@ from omegaconf import OmegaConf
 
 from attn_exp.config.compose import prepare_hydra
 from attn_exp.core.conf import conf_folder
-from attn_exp.core.record.file import FILE_NAME, write_record
+from attn_exp.core.record.file import write_record
 from attn_exp.core.record.record import Record
 from attn_exp.run.context import SweepContext
 from attn_exp.run.session import Session
@@ -130,17 +129,17 @@ class FakeSession:
     """Takes the place of the worker and the tracker: what is submitted is done at once."""
 
     def __init__(self, monkeypatch, folder):
-        self.submitted, self.kept = [], []
-        monkeypatch.setattr(Session, "submit", lambda s, request, _: self.submit(s, request, folder))
-        monkeypatch.setattr(Session, "keep", lambda s, record, _: self.kept.append(record.request.label))
+        self.submitted = []
+        monkeypatch.setattr(Session, "submit", lambda s, requests, _: self.submit(s, requests, folder))
         monkeypatch.setattr(Session, "close", lambda s, status: self.close(s))
         self.impossible = []
 
-    def submit(self, current, request, folder):
+    def submit(self, current, requests, folder):
         current.context = SweepContext("s", folder, Tracker(), {}, print)
-        (folder / request.job).mkdir(parents=True, exist_ok=True)
-        write_record(Record(request=request, status="unsupported", reason="not here"), folder / request.job)
-        self.submitted.append(request.label)
+        for request in requests:
+            (folder / request.job).mkdir(parents=True, exist_ok=True)
+            write_record(Record(request=request, status="unsupported", reason="not here"), folder / request.job)
+            self.submitted.append(request.label)
         return 0.0
 
     def close(self, current):
@@ -158,41 +157,12 @@ def test_impossible_combinations_are_left_out_and_named(call, monkeypatch, tmp_p
     assert "model.q_heads=16 model.kv_heads=3" in fake.impossible[1]
 
 
-def test_done_jobs_are_skipped_without_hydras_launch(call, monkeypatch, tmp_path):
-    arguments = ("-m", "device=cpu", "backend=flash,math", "batch=range(1,11)", "sweep=s")
-    first = FakeSession(monkeypatch, tmp_path / "s")
-    assert call(*arguments)[0] == 0
-    assert len(set(first.submitted)) == 20
-    gone = sorted((tmp_path / "s").glob(f"*/{FILE_NAME}"))[:2]
-    for path in gone:
-        path.unlink()
-    # Only the first job goes the long way: it opens the sweep.
-    again = FakeSession(monkeypatch, tmp_path / "s")
-    assert call(*arguments)[0] == 0
-    assert 2 <= len(again.submitted) <= 3
-    assert len(again.submitted) + len(again.kept) == 20
-
-
 def test_the_command_line_wins_over_what_a_stored_sweep_varies(call, monkeypatch, tmp_path):
     fake = FakeSession(monkeypatch, tmp_path / "s")
     assert call("+experiment=sdpa_sweep", "device=cpu", "batch=2", "seq_len=64,32")[0] == 0
     assert sorted(fake.submitted) == sorted(
         f"auto b2 h16 s{length} d128 bf16 {mask}" for length in (32, 64) for mask in ("causal", "full")
     )
-
-
-def test_a_sweep_that_was_stopped_at_an_inaccurate_job_stops_there_again(tmp_path):
-    """Typed again it neither goes on behind it nor ends as if all were well."""
-    (tmp_path / "conf" / "backend").mkdir(parents=True)
-    wrong = "_target_: fakes.NoMask\nname: wrong\n"
-    (tmp_path / "conf" / "backend" / "wrong.yaml").write_text(wrong)
-    arguments = ("--config-dir", "conf", "-m", *QUICK, "backend=flash,wrong,eager", "batch=1", "sweep=s")
-    for _ in range(2):
-        done = run(*arguments, "stop_on=[inaccurate]", cwd=tmp_path)
-        assert (done.returncode, complaints(done)) == (1, [])
-        assert "stopped at the first inaccurate job (stop_on), wrong-" in done.stdout
-        assert sorted(name.split("-")[0] for name in records(tmp_path, "s")) == ["flash", "wrong"]
-    assert run(*arguments, cwd=tmp_path).returncode == 0
 
 
 def test_equal_jobs_are_one(call):

@@ -1,5 +1,6 @@
 """A worker process that ends at the wrong moment, or says what no worker says: whose job is charged with it."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -50,15 +51,51 @@ def test_a_worker_that_dies_in_a_job_charges_that_one_also_behind_such_an_end(tm
     assert "exited with code 3" in second.reason
 
 
-def test_the_stages_of_a_job_are_handed_on(tmp_path: Path) -> None:
-    (tmp_path / "then").write_text("stages")
-    worker, stages = Worker(reuse=True, timeout_s=30), list[str]()
-    worker.submit(tmp_path)
+def together(place: Path, *thens: str) -> tuple[list[Outcome], list[tuple[str, Path | None]]]:
+    """The outcomes of jobs that are measured in turns, by name `j0`, `j1`, and the stages that were said."""
+    worker, stages = Worker(reuse=True, timeout_s=30), list[tuple[str, Path | None]]()
+    folders = [place / f"j{number}" for number in range(len(thens))]
+    for folder, then in zip(folders, thens, strict=True):
+        folder.mkdir()
+        (folder / "then").write_text(then)
+    worker.submit(*folders)
     try:
-        assert worker.wait(stages.append) == Outcome(tmp_path)
+        ended = [worker.wait(lambda stage, folder: stages.append((stage, folder))) for _ in folders]
     finally:
         worker.close()
-    assert stages == ["check", "compile", "time"]
+    assert [one.folder for one in ended] == folders
+    return ended, stages
+
+
+def run_of(place: Path, name: str) -> tuple[list[str], bool]:
+    """The jobs with which a job was measured in the end, and whether apart from others."""
+    run = json.loads((place / name / "run").read_text())
+    return [Path(folder).name for folder in run["folders"]], run["apart"]
+
+
+def test_the_stages_of_a_job_are_handed_on_with_its_folder(tmp_path: Path) -> None:
+    ended, stages = together(tmp_path, "", "stages")
+    assert [one.status for one in ended] == [None, None]
+    assert stages == [(stage, tmp_path / "j1") for stage in ("check", "compile", "time")]
+
+
+def test_who_was_at_work_when_the_worker_died_is_tried_alone_and_the_others_together(tmp_path: Path) -> None:
+    ended, _ = together(tmp_path, "", "die in check", "")
+    assert [one.status for one in ended] == [None, "crashed", None]
+    assert run_of(tmp_path, "j0") == run_of(tmp_path, "j2") == (["j0", "j2"], False)
+
+
+def test_a_worker_that_dies_while_all_are_timed_tries_each_alone(tmp_path: Path) -> None:
+    ended, stages = together(tmp_path, "", "die", "")
+    assert [one.status for one in ended] == [None, "crashed", None]
+    assert stages[0] == ("time", None)
+    assert [run_of(tmp_path, name) for name in ("j0", "j2")] == [(["j0"], True), (["j2"], True)]
+
+
+def test_a_profiler_that_kills_the_worker_costs_the_other_jobs_nothing(tmp_path: Path) -> None:
+    ended, _ = together(tmp_path, "die in profile", "", "")
+    assert [(one.status, one.profiling) for one in ended] == [("crashed", True), (None, False), (None, False)]
+    assert run_of(tmp_path, "j1") == (["j1", "j2"], False)
 
 
 @pytest.mark.parametrize("then", [("daemon",), ("daemon", "exit")])

@@ -124,24 +124,28 @@ class Session:
             # Nothing of ours may run while the CPU is measured.
             context.tracker.quiet()
         with self.writing():
-            queue.submit(left, self._beside(left[0]))
+            queue.submit(left, self._beside(left))
         self._running(queue)
         return _objective(self._await(queue, self.ahead if left[0].device == "cuda" else 0))
 
     def _running(self, queue: JobQueue) -> None:
         self.progress.running(queue.oldest.label)
 
-    def _beside(self, request: Request) -> str | None:
-        """Return the name of the fastest job of this case that was measured here before, on the same card."""
+    def _beside(self, requests: Sequence[Request]) -> str | None:
+        """Return the name of the fastest job of this case that was measured here before, on the same card.
+
+        None if it is one of these, which is measured again for its profiles.
+        """
         if self._fastest is None:
             self._fastest = {}
             for result in read_folder(self.opened.folder, may_be_empty=True).results:
                 if result.status == "ok" and result.method_version == METHOD_VERSION:
                     self._note(result.record())
-        found = self._fastest.get(request.turns_key)
-        if found is None or found[1].request.gpu_uuid != self.opened.gpu_uuid or found[1].request.job == request.job:
+        found = self._fastest.get(requests[0].turns_key)
+        if found is None or found[1].request.gpu_uuid != self.opened.gpu_uuid:
             return None
-        return found[1].request.job
+        job = found[1].request.job
+        return None if any(request.job == job for request in requests) else job
 
     def _note(self, record: Record) -> None:
         """Note the record if it is the fastest of its case."""

@@ -185,11 +185,12 @@ class Worker:
                 run.at = folder
                 stage(word, folder)
             if word in _STAGES:
-                # Each job has the whole time to itself.
-                self._since = time.monotonic()
+                # Each job has the whole time to itself, also behind the profilers of another.
+                self._phase, self._since = "job", time.monotonic()
                 continue
             if word == "done":
                 assert folder is not None
+                self._phase, self._since = "job", time.monotonic()
                 self._outcomes[folder] = Outcome(folder)
                 run.folders.remove(folder)
                 return
@@ -243,8 +244,11 @@ class Worker:
         words = "" if began else process.last_words()
         self._kill()
         self._runs.popleft()
-        if profiling or not began or len(run.folders) == 1:
+        if not began or len(run.folders) == 1:
             charged = run.folders
+        elif profiling:
+            # The others have no record yet.
+            charged = [folder for folder in run.folders if folder == run.at]
         else:
             # Of several jobs one is charged that was at work alone when the time was over, else none yet.
             charged = [folder for folder in run.folders if folder == run.at and timed_out and code is None]

@@ -19,8 +19,8 @@ from attn_exp.core.redaction import is_secret
 
 # The module that runs as the worker process.
 WORKER = "attn_exp.worker"
-# A message is a word and a path.
-_LONGEST_MESSAGE = 1 << 16
+# A message is a word and the paths of all jobs of a case.
+_LONGEST_MESSAGE = 1 << 20
 # The environment variables that a worker gets.
 _NAMES = (
     *("PATH", "HOME", "USER", "LOGNAME", "HOSTNAME", "SHELL", "TERM", "TZ", "LANG", "LANGUAGE", "COLUMNS"),

@@ -65,14 +65,15 @@ def _measure(plan: LaunchPlan, board: TaskBoard, uuid: str | None) -> None:
         while not stopped.is_set() and (more or queue.waiting):
             requests = next(groups, None) if more else None
             more = requests is not None
+            ahead = 0
             if requests is not None:
                 for request in requests:
                     board.append("begin", request.job)
                 queue.submit(requests)
                 # The worker reads the next jobs while it measures these, except on a CPU, where it would disturb them.
-                if queue.waiting <= (1 if requests[0].device == "cuda" else 0):
-                    continue
-            if queue.waiting:
+                ahead = 1 if requests[0].device == "cuda" else 0
+            # No case is taken from other tasks while all jobs of one are still to be measured.
+            while queue.waiting > ahead and not stopped.is_set():
                 outcome = queue.wait()
                 if not stopped.is_set():
                     board.append("end", queue.record(outcome).request.job)
