@@ -40,8 +40,6 @@ _METRICS = {
     "tflops_per_watt": 1.0,
     "clock_mhz": 1980.0,
     "memory_clock_mhz": 3000.0,
-    "load_s": 0.1,
-    "rest_s": 2.0,
     "peak_memory_bytes": 4096.0,
     "workspace_bytes": 10.0,
     "outside_memory_bytes": 5.0,
@@ -77,9 +75,7 @@ def rich(record: Record) -> Record:
 def _rich_pass(name: str, measured: PassRecord) -> PassRecord:
     (timing,) = measured.timings
     (us,) = timing.times_us
-    samples = replace(
-        timing, times_us=(us, us * 1.01, us * 0.99), rounds=(0, 1, 2), notes={"load_s": 0.1}, blocks=((0, 1.0, 2.0),)
-    )
+    samples = replace(timing, times_us=(us, us * 1.01, us * 0.99), rounds=(0, 1, 2), blocks=((0, 1.0, 2.0),))
     window = Window(
         source="nvml", readings=5, seconds=1.0, call_share=0.5, clock_mhz=1980.0, clock_low_mhz=1900.0,
         clock_high_mhz=2000.0, memory_clock_mhz=3000.0, temperature_c=60.0, power_w=600.0, energy_j=10.0, energy_s=1.0,
@@ -96,6 +92,5 @@ def _rich_pass(name: str, measured: PassRecord) -> PassRecord:
         activity=Traced(sum_us=9.0, union_us=9.0, span_us=9.0, streams=(7,)),
         disagreements=(Disagreement(one="device", other="kernel", one_us=1.0, other_us=2.0, low=0.1, high=0.2),),
         window=window,
-        rest_s=2.0,
         flags=("drift",),
     )

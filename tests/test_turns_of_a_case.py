@@ -1,4 +1,4 @@
-"""The jobs of a case are measured in turns: what they share, whom a fault belongs to, and with whom they are compared."""
+"""Jobs of a case in turns: what they share, whom a fault belongs to, and with whom they are compared."""
 
 from dataclasses import replace
 

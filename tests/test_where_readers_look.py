@@ -20,7 +20,7 @@ COLUMNS = ("joules_per_call", "tflops_per_watt", "peak_memory_bytes")
 # What the record of `rich_records` has, as the row of `table.csv` has it.
 IN_CSV = {
     "forward/joules_per_call": "0.1", "forward/tflops_per_watt": "1", "forward/clock_mhz": "1980",
-    "forward/memory_clock_mhz": "3000", "forward/power_w": "600", "forward/load_s": "0.1", "forward/rest_s": "2",
+    "forward/memory_clock_mhz": "3000", "forward/power_w": "600",
     "forward/round_autocorrelation": "0.5", "forward/effective_rounds": "5", "forward/peak_memory_bytes": "4096",
     "forward/workspace_bytes": "10", "forward/outside_memory_bytes": "5", "ecc": "False", "matmul_tf32": "False",
     "cudnn_tf32": "True", "bf16_reduced_precision_reduction": "True", "fp16_reduced_precision_reduction": "False",

@@ -8,8 +8,6 @@ from attn_exp.attention.sampling import Places
 
 # Rows of a tile.
 TILE = 64
-# Rows of a smaller share of the typical norm weigh as if they had this one.
-_LEAST_WEIGHED = 0.1
 _BHSD = 4
 _TINY = torch.finfo(torch.float64).tiny
 
@@ -24,8 +22,6 @@ class Tolerance:
         own_row: on `own_row`.
         tile: on `worst_tile`.
         small: in `own_row` and `worst_tile`, rows of a smaller share of the typical norm are judged by this share.
-        usual: on |x - ref| / |ref| of a head, unless its error is that of formulas that round scores
-            (attn_exp/attention/rounding.py).
     """
 
     relative: float
@@ -33,7 +29,6 @@ class Tolerance:
     own_row: float | None = None
     tile: float | None = None
     small: float = 1.0
-    usual: float | None = None
 
     def times(self, factor: float) -> "Tolerance":
         """Return wider bounds on errors."""
@@ -77,18 +72,6 @@ class Rows:
     norm: torch.Tensor
     typical: float
     largest: float
-
-
-def weighed_rows(name: str, tensor: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """Return rows of `out` divided by the reference's norms, and other tensors as they are.
-
-    The output of a query that sees few keys is large, and under a causal mask hides the error of later rows.
-    """
-    if name != "out":
-        return tensor
-    norm = reference.norm(dim=-1, keepdim=True)
-    weighed: torch.Tensor = tensor / norm.clamp(min=_LEAST_WEIGHED * float(norm.square().mean().sqrt()) + _TINY)
-    return weighed
 
 
 def of_rows(rows: Rows, small: float, sizes: torch.Tensor | None = None) -> torch.Tensor:

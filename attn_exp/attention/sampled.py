@@ -1,7 +1,7 @@
 """The float32 reference of a large case, only for the rows that a judgement looks at.
 
 Rows of the output and of dq need only their own queries. A gradient of a key needs all queries of its head. So dk and
-dv are computed for as many heads as `draw_heads` affords; `wrong_head` (attn_exp/attention/head_sums.py) checks all.
+dv are computed for as many heads as `draw_heads` affords, drawn for each judgement.
 """
 
 from collections.abc import Iterator

@@ -7,10 +7,8 @@ import torch
 
 from attn_exp.attention.error import inaccuracy
 from attn_exp.attention.expected import Expected
-from attn_exp.attention.head_sums import wrong_head
 from attn_exp.attention.inputs import DifferentiableInputs, Inputs
 from attn_exp.attention.mask_edges import edge_error
-from attn_exp.attention.rounding import loose_head
 from attn_exp.core.case.case import NORMAL, Case
 from attn_exp.core.record.checked import TensorError
 
@@ -63,12 +61,6 @@ def verdict(
     wrong = wrong or inaccuracy(errors)
     if wrong and "as if scores were scaled" in wrong and case.softcap is not None:
         wrong = f"{wrong}, perhaps by another softcap than {case.softcap:g}"
-    if wrong is None and isinstance(inputs, Inputs) and inputs.kind == NORMAL and not case.quantised:
-        wrong = loose_head(case, inputs, expected, tensors)
-    if wrong is None and isinstance(inputs, Inputs) and inputs.kind == NORMAL and "dk" in tensors:
-        relative = {name: bounds.relative for name, bounds in expected.tolerances.items()}
-        gradients = {name: tensor for name, tensor in tensors.items() if name != "out"}
-        wrong = wrong_head(case, inputs, gradients, scales, relative)
     return Verdict(errors, wrong, expected.rows, expected.rows_of, expected.heads)
 
 

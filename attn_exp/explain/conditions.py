@@ -10,7 +10,6 @@ from attn_exp.core.text import SHORT, figures
 # Rounds that depend on each other so much that a reader should know.
 _FEW_EFFECTIVE = 0.5
 # A power cap takes 0.2 s to act (docs/measuring.md): a shorter load after a rest is not sustained.
-_SHORT_LOAD_S, _LONG_REST_S = 0.2, 1.0
 _LOWER_MEMORY_CLOCK = 0.98
 _MIB = 1 << 20
 
@@ -24,7 +23,7 @@ def condition_lines(record: Record) -> list[str]:
         name = SHORT.get(direction, direction)
         several = (
             _window(record, direction, measured), _memory(measured), _mask(record, direction, measured),
-            _rounds(record, direction), _load(measured),
+            _rounds(record, direction),
         )  # fmt: skip
         lines += [f"{name}: {line}" for line in several if line]
     environment = record.environment
@@ -85,15 +84,6 @@ def _rounds(record: Record, direction: str) -> str:
     if not rounds or effective is None or alike is None or effective >= _FEW_EFFECTIVE * rounds:
         return ""
     return f"{rounds:.0f} rounds say as much as {effective:.1f} independent ones (autocorrelation {alike:.2f})"
-
-
-def _load(measured: PassRecord) -> str:
-    load_s = measured.timings[0].notes.get("load_s")
-    if measured.rest_s is None or load_s is None or measured.timings[0].timer == "cpu":
-        return ""
-    if load_s >= _SHORT_LOAD_S or measured.rest_s <= _LONG_REST_S:
-        return ""
-    return f"{load_s:.2f} s of load after {measured.rest_s:.1f} s without, too short for a power cap to act"
 
 
 def _gpu(record: Record, facts: Mapping[str, Any]) -> list[str]:

@@ -140,8 +140,7 @@ def _widest(bounds: list[Tolerance], score: float) -> Tolerance:
         return None if None in values else _FACTOR * (max(values) + score)
 
     fields = ("relative", "worst_row", "own_row", "tile")
-    # The bound on heads is seldom of use for tensors as small as those of a hunt.
-    return replace(bounds[0], usual=None, **{field: most(field) for field in fields})
+    return replace(bounds[0], **{field: most(field) for field in fields})
 
 
 @contextmanager

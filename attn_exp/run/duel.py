@@ -16,7 +16,7 @@ from attn_exp.core.files import write_whole
 from attn_exp.core.host.nvml import GpuInfo, visible_gpus
 from attn_exp.core.live_line import LiveLine
 from attn_exp.core.record.file import VERDICTS_NAME
-from attn_exp.core.record.flags import FLAGS, INTERFERENCE, clock_of
+from attn_exp.core.record.flags import FLAGS, INTERFERENCE
 from attn_exp.core.record.metrics import ranking_medians
 from attn_exp.core.record.record import Record
 from attn_exp.core.record.request import DUEL_NAME, Request, backend_label
@@ -179,7 +179,7 @@ def report(records: Sequence[Record], by_pass: dict[str, list[PairedComparison]]
         for direction in by_pass:
             half = record.metrics.get(f"{direction}/time_half_width")
             rate = record.metrics.get(f"{direction}/tflops")
-            clock = clock_of(record.passes[direction].window, record.telemetry)
+            clock = record.metrics.get(f"{direction}/clock_mhz")
             rows.append(
                 [
                     record.request.label,
@@ -202,8 +202,6 @@ def report(records: Sequence[Record], by_pass: dict[str, list[PairedComparison]]
         lines.append("undecided: stopping.max_rounds and stopping.budget_s allow more rounds")
     for flag in flags:
         lines.append(f"{flag}: {FLAGS[flag][1]}, so only intervals beyond the margin count")
-    if any("clock_mismatch" in record.flags for record in records):
-        lines.append(f"clock_mismatch: {FLAGS['clock_mismatch'][1]}")
     return "\n".join(lines)
 
 

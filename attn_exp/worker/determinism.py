@@ -37,7 +37,8 @@ def measure_determinism(attempt: Attempt, machine: Machine, prepared: PreparedBa
     """Compare the bits of results of each requested pass, and keep what was found.
 
     Raises:
-        Stopped: a call failed, or calls differ although the backend's option `deterministic` is set.
+        Stopped: a call failed, or one has values that are not finite where others are, or calls differ although the
+            backend's option `deterministic` is set.
     """
     with attempt.stage("determinism"):
         # Its graph would lie beside another one.
@@ -74,9 +75,18 @@ class _Tally:
             self.compared.append((self.results, tensor, Compared.of(one, usual[tensor]), name))
         self.results += 1
 
-    def fact(self, least: int = 1) -> Bitwise:
-        """Return what the comparisons say, `yes` only of so many results at least; waits for the device."""
+    def fact(self, direction: str, least: int = 1) -> Bitwise:
+        """Return what the comparisons say, `yes` only of so many results at least; waits for the device.
+
+        Raises:
+            Stopped: a result has values that are not finite where others are.
+        """
         numbers = first_differences([one for _, _, one, _ in self.compared])
+        for (_, tensor, one, name), each in zip(self.compared, numbers, strict=True):
+            here, usually = each[-2:]
+            if here or usually:
+                which = name(tensor, index_of(each[1], one.shape)) if here else "the call that others are compared with"
+                raise Stopped("inaccurate", f"{direction}: {which} has values in {tensor} that are not finite")
         several = [(*entry, found) for entry, found in zip(self.compared, numbers, strict=True) if found[0]]
         why = "; ".join(dict.fromkeys(self.why)) or None
         if not several:
@@ -140,7 +150,7 @@ class _Comparing:
                 unrest.end()
 
         self._try(compare, tally)
-        return tally.fact(CALLS - 1)
+        return tally.fact(direction, CALLS - 1)
 
     def _over_batches(self, facts: dict[str, dict[str, Bitwise]]) -> None:
         """Compare with other positions and batch sizes; passes whose calls differ are not compared."""
@@ -162,7 +172,7 @@ class _Comparing:
                 self._try(partial(compare, tallies), *tallies.values())
             for direction in self._passes:
                 differs = Bitwise(same=False, why=_DIFFER_ALREADY)
-                facts[direction][way] = tallies[direction].fact() if direction in tallies else differs
+                facts[direction][way] = tallies[direction].fact(direction) if direction in tallies else differs
 
     def _present(self) -> Inputs:
         """Return copies of what the calls read now."""

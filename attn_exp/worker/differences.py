@@ -15,8 +15,9 @@ class Compared:
     """Differences of a tensor from another one of its shape and dtype, found on the device.
 
     Attributes:
-        found: int64 (5,): the number of elements that differ; the first one's flat index, its bits here and in the
-            other; the bits of the largest difference as a float64.
+        found: int64 (7,): the number of elements that differ; the first one's flat index, its bits here and in the
+            other; the bits of the largest difference as a float64; how many elements are not finite here alone, and in
+            the other alone.
         shape: the tensors' shape.
         dtype: their dtype.
     """
@@ -34,9 +35,11 @@ class Compared:
         place = differs.flatten().view(torch.uint8).argmax()
         # PyTorch does not subtract codes. In 16 bits the difference of neighbours is exact.
         wide = torch.float32 if tensor.element_size() == 1 else tensor.dtype
-        apart = (tensor.detach().to(wide) - usual.detach().to(wide)).abs_()
-        largest = torch.where(differs, apart, 0).amax().double()
-        parts = (differs.sum(), place, ours.take(place), theirs.take(place), largest.view(torch.int64))
+        here, there = tensor.detach().to(wide), usual.detach().to(wide)
+        largest = torch.where(differs, (here - there).abs_(), 0).amax().double()
+        finite, usually_finite = here.isfinite(), there.isfinite()
+        spoiled = (~finite & usually_finite).sum(), (finite & ~usually_finite).sum()
+        parts = (differs.sum(), place, ours.take(place), theirs.take(place), largest.view(torch.int64), *spoiled)
         found = torch.stack([part.to(torch.int64) for part in parts])
         return cls(found, tuple(tensor.shape), tensor.dtype)
 
@@ -48,7 +51,7 @@ def first_differences(compared: Sequence[Compared]) -> list[tuple[int, ...]]:
 
 def difference(one: Compared, found: Sequence[int], tensor: str, result: str) -> Difference | None:
     """Return the first difference of a result as a record keeps it, by its numbers, or None if there is none."""
-    count, place, ours, theirs, largest = found
+    count, place, ours, theirs, largest, *_ = found
     if not count:
         return None
     max_abs = torch.tensor(largest, dtype=torch.int64).view(torch.float64).item()

@@ -15,7 +15,7 @@ from attn_exp.attention.contents import change_all
 from attn_exp.backends.base import Backend
 from attn_exp.backends.compile import reset_dynamo
 from attn_exp.core.host.hardware import datasheet_peak
-from attn_exp.core.record.flags import clocks_differ, duty_flags, telemetry_flags, timing_flags, window_flags
+from attn_exp.core.record.flags import duty_flags, telemetry_flags, timing_flags, window_flags
 from attn_exp.core.record.metrics import pass_metrics
 from attn_exp.core.record.record import Paired, Record, Timing
 from attn_exp.core.record.request import Measuring, Request
@@ -380,7 +380,6 @@ class _Case:
                 disagreements=apart,
                 flags=tuple(sorted(flags)),
                 window=window,
-                rest_s=machine.watch.rest_s,
             )
             attempt.flags |= flags | telemetry_flags(attempt.telemetry, machine.environment.get("max_sm_clock_mhz"))
             check_limits(attempt, machine, direction, datasheet_peak(machine.environment.get("gpu", "")))
@@ -410,10 +409,6 @@ class _Case:
                 )  # fmt: skip
             passes = rival.attempt.passes
             passes[direction] = replace(passes[direction], paired=paired)
-        clocks = [statistics.median(timing.clocks_mhz) for _, timing in measured if timing.clocks_mhz]
-        if clocks_differ(clocks):
-            for rival, _ in measured:
-                rival.attempt.flags.add("clock_mismatch")
 
     def _metrics(self, attempt: Attempt, direction: str) -> None:
         attempt.metrics |= pass_metrics(

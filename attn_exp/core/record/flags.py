@@ -55,7 +55,6 @@ FLAGS = {
     "clock_jump": ("", "the clock was more than 8 % off its median at some time while the calls were timed"),
     "telemetry_lost": ("", "clock, power or energy stopped being read while calls were timed, or cannot be right"),
     "apart": ("a", "measured alone, apart from the case's other rows"),
-    "clock_mismatch": ("", "the rivals' SM clocks differ by more than 1 %: one draws more power than another"),
     "shared_gpu": ("s", "another process computes on the GPU"),
     "busy_host": ("b", "other programs used the processors while they were measured"),
     "timers_disagree": ("d", "two timers of a pass differ by more than their intervals and what they time differently"),
@@ -91,7 +90,7 @@ _OTHERS_CORES = 0.1
 # Under a power cap an H200's clock stays within 4 % of its median once it has settled, and is 10 % off it before
 # (results/h200/doctor/power_cap.csv).
 _CLOCK_JUMP = 0.08
-_DRIFT, _CLOCK, _CLOCK_MISMATCH = 0.01, 0.75, 0.01
+_DRIFT, _CLOCK = 0.01, 0.75
 _DUTY = 0.95
 _SHORT_US, _SHORT_QUANTA = 10.0, 50.0
 # Timers whose samples last long however short a call is.
@@ -175,20 +174,3 @@ def window_flags(window: Window, highest_clock_mhz: float | None) -> set[str]:
     if highest_clock_mhz and window.clock_mhz < _CLOCK * highest_clock_mhz:
         flags.add("clock_low")
     return flags
-
-
-def clock_of(window: Window | None, readings: Sequence[dict[str, Any]]) -> float | None:
-    """Return the median SM clock in MHz while a pass was timed, else that of readings between its blocks.
-
-    None if none has one. A GPU that waits between two blocks shows another clock than under load.
-    """
-    if window is not None and window.clock_mhz is not None:
-        return window.clock_mhz
-    clocks = [reading["sm_clock_mhz"] for reading in readings if "sm_clock_mhz" in reading]
-    return statistics.median(clocks) if clocks else None
-
-
-def clocks_differ(rivals: Sequence[float | None]) -> bool:
-    """Whether the known ones of the rivals' clocks differ by more than 1 %."""
-    clocks = [clock for clock in rivals if clock is not None]
-    return len(clocks) > 1 and max(clocks) / min(clocks) - 1 > _CLOCK_MISMATCH

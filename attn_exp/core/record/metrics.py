@@ -5,6 +5,7 @@ and its docstring is its row in docs/metrics.md.
 """
 
 import re
+import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -387,8 +388,9 @@ def power_error(timed: TimedPass) -> Value:
 
 @metric("MHz", higher_is_better=True)
 def clock_mhz(timed: TimedPass) -> Value:
-    """Median clock while the pass was timed, of the SMs or of a CPU's cores."""
-    return timed.window.clock_mhz
+    """Median clock of the SMs in the blocks, by stamps on the GPU, else as NVML reads it; of a CPU's cores as Linux."""
+    clocks = timed.measured.timings[0].clocks_mhz
+    return statistics.median(clocks) if clocks else timed.window.clock_mhz
 
 
 @metric("MHz", higher_is_better=True)
@@ -397,22 +399,10 @@ def memory_clock_mhz(timed: TimedPass) -> Value:
     return timed.window.memory_clock_mhz
 
 
-@metric("s")
-def load_s(timed: TimedPass) -> Value:
-    """Seconds of these calls from the warm-up to the first round, with what it took until the clock settled."""
-    return timed.measured.timings[0].notes.get("load_s")
-
-
 @metric("share", higher_is_better=True)
 def duty(timed: TimedPass) -> Value:
-    """Share of the sampled time in which the GPU ran the call or its flush; below 0.95 a heavy call rests it."""
+    """Least share of a stretch under load in which the GPU ran the call or its flush, with `regime=sustained`."""
     return timed.measured.timings[0].notes.get("duty")
-
-
-@metric("s")
-def rest_s(timed: TimedPass) -> Value:
-    """Seconds before that since the device was last timed or put under load."""
-    return timed.measured.rest_s
 
 
 @metric("byte")

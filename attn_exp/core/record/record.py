@@ -156,7 +156,6 @@ class PassRecord:
         disagreements: the pairs of timers that contradict each other.
         flags: the flags of the record that follow from the pass's own samples.
         window: clock, power and energy while the ranking timer's blocks ran.
-        rest_s: seconds since the device was last timed or put under load; it prepared, judged or idled meanwhile.
         bitwise: whether results have the same bits, by what changes between them: `calls`, `positions`, `batch_sizes`,
             `kv_splits`. Empty unless `determinism=true` asked for it; what a case or backend does not have is absent.
     """
@@ -177,7 +176,6 @@ class PassRecord:
     disagreements: tuple[Disagreement, ...] = ()
     flags: tuple[str, ...] = ()
     window: Window | None = None
-    rest_s: float | None = None
     bitwise: dict[str, Bitwise] = field(default_factory=dict)
 
 

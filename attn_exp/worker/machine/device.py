@@ -148,7 +148,6 @@ class Machine:
             copy = first["copy_bytes_per_s"] if first else copy_ceiling(self.device)
             if not self.canaries:
                 self.canaries = canaries(self.device)
-            self.watch.loaded()
             self.ceilings[dtype] = {"copy_bytes_per_s": copy, "matmul_flops_per_s": matmul}
         return self.ceilings[dtype]
 

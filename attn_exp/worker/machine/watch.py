@@ -22,24 +22,16 @@ class Watch:
         self._since = self._until = 0.0
         self._readings: list[Reading] = []
         self._trouble, self._watches, self._alone = "", False, True
-        self._loaded_until: float | None = None
-        self.rest_s: float | None = None
 
     def start(self) -> None:
         """Get ready, in the background."""
         if self._reader is not None:
             self._reader.start()
 
-    def loaded(self) -> None:
-        """Note that the device was under load until now."""
-        self._loaded_until = time.perf_counter()
-
     def begin(self, *, alone: bool = True) -> None:
         """Begin to read: the warm-up of a pass comes next, that of one call `alone` or of rivals."""
         self._alone = alone
         self._watches, self._since = True, time.perf_counter()
-        if self._loaded_until is not None:
-            self.rest_s = round(self._since - self._loaded_until, 6)
         if self._reader is not None:
             self._reader.begin()
 
@@ -53,7 +45,6 @@ class Watch:
         if not self._watches:
             return
         self._watches, self._until = False, time.perf_counter()
-        self.loaded()
         if self._reader is not None:
             self._readings, self._trouble = self._reader.end()
 
