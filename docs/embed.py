@@ -4,7 +4,6 @@ A block begins with `<!-- KIND: FILE -->` or `<!-- KIND -->` and ends with `<!--
 
 fastest   the answer of a sweep's records (SWEEP.tar.xz) or table.csv, below the regime and clock of its rows, and
           whether today's code measured them
-sweep     two sentences from bench/sdpa_sweep.py's summary.json
 backends  what the backends declare that they can compute
 metrics   the metrics registered in attn_exp/core/record/metrics.py
 statuses  attn_exp/core/record/status.py as a table
@@ -13,7 +12,6 @@ timers    the files of conf/timer/: their first comment, devices and secondary t
 `tests/test_docs.py` fails while a block differs from its source.
 """
 
-import json
 import re
 import sys
 import tarfile
@@ -98,17 +96,6 @@ def _sweep_of(file: Path, folder: Path) -> Path:
     return folder / file.name.removesuffix(".tar.xz")
 
 
-def sweep(file: Path) -> str:
-    """Return bench/sdpa_sweep.py's summary in two sentences."""
-    summary = json.loads(file.read_text())
-    text = (
-        f"The sweep took {summary['attn_exp_s']:.1f} s on one {summary['gpu']} with torch {summary['torch']}, "
-        "including start-up, checks, plots and MLflow. A plain loop of PyTorch's `do_bench_using_profiling` over the "
-        f"same 30 configurations, which checks and stores nothing, took {summary['plain_loop_s']:.1f} s."
-    )
-    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
-
-
 def backends() -> str:
     """Return the table of what the backends declare."""
     return markdown(ask("cpu", None))
@@ -143,7 +130,7 @@ def timers() -> str:
     return "\n".join(["| timer | measures | on | secondary timers |", "|---|---|---|---|", *rows])
 
 
-_FROM_FILE: dict[str, Callable[[Path], str]] = {"fastest": fastest, "sweep": sweep}
+_FROM_FILE: dict[str, Callable[[Path], str]] = {"fastest": fastest}
 _FROM_CODE: dict[str, Callable[[], str]] = {
     "backends": backends, "metrics": metrics, "statuses": statuses, "timers": timers,
 }  # fmt: skip

@@ -40,12 +40,12 @@ class Progress:
         self.kept += 1
         self._recount()
 
-    def finished(self, record: Record) -> None:
-        """Print the line of a finished job."""
+    def finished(self, record: Record, others: int = 0) -> None:
+        """Print the line of a finished job; so many `others` ended with it, whose lines come next."""
         self.done += 1
         self._recount()
         now, ended = time.monotonic(), self.done + self.kept
-        left_s = (now - self._started) / self.done * (self.total - ended)
+        left_s = (now - self._started) / (self.done + others) * max(0, self.total - ended - others)
         self._ends = now + left_s
         left = f"  {duration(left_s)} left" if ended < self.total else ""
         line = f"[{ended:>{len(str(self.total))}}/{self.total}] {job_line(result_of(record), self.options)}{left}"

@@ -257,9 +257,10 @@ class Session:
             # What was measured in turns is kept whole before a sweep ends.
             ended, waiting = list[Record](), queue.waiting
             while queue.waiting == waiting:
+                others = len(queue.in_turns) - 1
                 with self.writing():
                     record = queue.record(queue.wait(self._stage))
-                self.finish(record)
+                self.finish(record, others)
                 ended.append(record)
             if queue.waiting:
                 self._running(queue)
@@ -276,9 +277,9 @@ class Session:
         )
         self.progress.line.stage(f"{stage} {name}".rstrip())
 
-    def finish(self, record: Record) -> None:
-        """Count a job that has ended, and log it."""
-        self.progress.finished(record)
+    def finish(self, record: Record, others: int = 0) -> None:
+        """Count a job that has ended, with so many others of its turns, and log it."""
+        self.progress.finished(record, others)
         self._note(record)
         self.lost += not record.final
         for name, profile in record.profiles.items():

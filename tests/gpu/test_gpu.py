@@ -22,7 +22,8 @@ from attn_exp.timers.loop import Entry, sample, sample_turns
 from attn_exp.timers.stopping import StoppingRule
 from attn_exp.worker.measure import measure
 
-pytestmark = [pytest.mark.gpu, pytest.mark.alone]
+pytestmark = pytest.mark.gpu
+ALONE = pytest.mark.alone
 
 RULE = StoppingRule(precision=0.005, min_rounds=7, max_rounds=15, budget_s=0.5)
 SDPA = {name: f"attn_exp.backends.sdpa.{name.capitalize()}" for name in ("flash", "efficient", "cudnn", "math")}
@@ -41,6 +42,7 @@ def gpu_request(target, case, name="fake", **measuring):
     return replace(request, device="cuda")
 
 
+@ALONE
 @pytest.mark.parametrize("duration_us", [50.0, 500.0, 5000.0])
 def test_the_device_timer_measures_a_known_duration(machine, duration_us):
     cycles = int(duration_us * 1980)
@@ -51,6 +53,7 @@ def test_the_device_timer_measures_a_known_duration(machine, duration_us):
     assert longer - shorter == pytest.approx(duration_us / 2, rel=0.02, abs=1.0)
 
 
+@ALONE
 def test_a_busy_host_moves_the_event_timer_and_not_the_device_timer(machine):
     x = torch.randn(1 << 26, device="cuda")
 
@@ -72,6 +75,7 @@ def test_a_busy_host_moves_the_event_timer_and_not_the_device_timer(machine):
     assert median("device", late) == pytest.approx(median("device", prompt), rel=0.03, abs=0.3)
 
 
+@ALONE
 @pytest.mark.parametrize(("batch", "length"), [(16, 512), (2, 8192)])
 def test_device_kernel_and_graph_agree_side_by_side(machine, batch, length):
     case = gpu_case(batch=batch, heads=16, q_len=length, dim=128)
@@ -109,6 +113,7 @@ def test_every_backend_is_right_and_runs_the_kernels_that_it_claims(machine, bac
         assert {"sm_clock_mhz", "power_w"} <= set(record.telemetry[0])
 
 
+@ALONE
 @pytest.mark.parametrize("timer", ["device", "graph"])
 @pytest.mark.parametrize("backend", ["flash", "cudnn", "eager"])
 def test_a_step_takes_as_long_as_its_halves(machine, backend, timer):
@@ -122,6 +127,7 @@ def test_a_step_takes_as_long_as_its_halves(machine, backend, timer):
     assert 0.9 * (forward + backward) <= step <= 1.15 * (forward + backward) + 20
 
 
+@ALONE
 @pytest.mark.parametrize(
     ("target", "status", "words"),
     [
@@ -139,6 +145,7 @@ def test_what_is_wrong_on_a_gpu_is_a_status_without_numbers(machine, target, sta
     assert record.metrics == {}
 
 
+@ALONE
 def test_a_small_call_is_launch_bound_and_says_so(machine):
     record = measure(gpu_request(SDPA["flash"], gpu_case(batch=1, q_len=128), "flash"), machine)
     assert record.status == "ok"
@@ -146,6 +153,7 @@ def test_a_small_call_is_launch_bound_and_says_so(machine):
     assert record.metrics["backward/event_time_us"] > 1.5 * record.metrics["backward/time_us"]
 
 
+@ALONE
 def test_the_reference_of_the_largest_case_fits_and_judges(machine):
     case = gpu_case(batch=16, heads=16, q_len=8192, dim=128, causal=True)
     machine.reference = None
@@ -165,6 +173,7 @@ def test_the_reference_of_the_largest_case_fits_and_judges(machine):
     assert tensor_error(spoiled, known["dk"]).worst_row > 0.5
 
 
+@ALONE
 def test_a_poisoned_worker_is_replaced_and_the_sweep_goes_on(tmp_path):
     conf = tmp_path / "conf" / "backend"
     conf.mkdir(parents=True)
@@ -186,6 +195,7 @@ def test_a_poisoned_worker_is_replaced_and_the_sweep_goes_on(tmp_path):
     assert {status for _, status, _ in runs(tmp_path)} == {"FINISHED", "FAILED"}
 
 
+@ALONE
 @pytest.mark.parametrize("timer", ["kernel", "event", "graph", "wall", "dispatch"])
 def test_every_timer_can_rank_both_passes(tmp_path, timer):
     done = run(f"timer={timer}", "backend=cudnn", "seq_len=512", "tracker=none", "sweep=k", cwd=tmp_path)
@@ -196,6 +206,7 @@ def test_every_timer_can_rank_both_passes(tmp_path, timer):
     assert record["passes"]["backward"]["timings"][0]["timer"] == timer
 
 
+@ALONE
 def test_a_duel_of_rivals_on_a_gpu_says_who_is_faster(tmp_path):
     done = run("duel", "a=math", "b=cudnn", "seq_len=512", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
