@@ -5,7 +5,7 @@ import math
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from attn_exp.core.files import hidden_files, remove_litter
 from attn_exp.core.host.nvml import visible_gpus
 from attn_exp.core.live_line import LiveLine
 from attn_exp.core.record.record import METHOD_VERSION, Record
-from attn_exp.core.record.request import Request
+from attn_exp.core.record.request import Measuring, Request
 from attn_exp.core.redaction import redacted
 from attn_exp.core.text import colours, terminal_width
 from attn_exp.results.read import read_folder
@@ -88,7 +88,7 @@ class Session:
         self._form = "table"
         self._queue: JobQueue | None = None
         # The fastest job of each case that has a record, and its time.
-        self._fastest: dict[Any, tuple[float, Record]] | None = None
+        self._fastest: dict[Any, tuple[float, str, str | None]] | None = None
 
     def request(self, config: DictConfig) -> Request:
         """Return the request that a composed configuration describes. Raises UserError."""
@@ -138,22 +138,22 @@ class Session:
         """
         if self._fastest is None:
             self._fastest = {}
-            for result in read_folder(self.opened.folder, may_be_empty=True).results:
-                if result.status == "ok" and result.method_version == METHOD_VERSION:
-                    self._note(result.record())
-        found = self._fastest.get(requests[0].turns_key)
-        if found is None or found[1].request.gpu_uuid != self.opened.gpu_uuid:
-            return None
-        job = found[1].request.job
-        return None if any(request.job == job for request in requests) else job
+            for one in read_folder(self.opened.folder, may_be_empty=True).results:
+                if one.status == "ok" and one.method_version == METHOD_VERSION:
+                    key = one.device, one.case, one.measuring
+                    self._note(key, one.job, one.environment.get("gpu_uuid"), _time_us(one.metrics, one.measuring))
+        _, job, gpu_uuid = self._fastest.get(requests[0].turns_key, (math.inf, None, None))
+        same_card = gpu_uuid == self.opened.gpu_uuid
+        return job if same_card and all(request.job != job for request in requests) else None
 
-    def _note(self, record: Record) -> None:
-        """Note the record if it is the fastest of its case."""
-        if self._fastest is None or record.status != "ok" or record.method_version != METHOD_VERSION:
-            return
-        key, time_us = record.request.turns_key, _objective(record)
-        if key not in self._fastest or time_us < self._fastest[key][0]:
-            self._fastest[key] = time_us, replace(record, passes={}, telemetry=())
+    def _note(self, key: Any, job: str, gpu_uuid: str | None, time_us: float) -> None:
+        """Note a job that has a record if it is the fastest of its case."""
+        if self._fastest is not None and time_us < self._fastest.get(key, (math.inf, None, None))[0]:
+            self._fastest[key] = time_us, job, gpu_uuid
+
+    def _note_record(self, record: Record) -> None:
+        if record.method_version == METHOD_VERSION:
+            self._note(record.request.turns_key, record.request.job, record.request.gpu_uuid, _objective(record))
 
     def say(self, text: str) -> None:
         """Print a line: beside results for programs, on standard error."""
@@ -167,7 +167,7 @@ class Session:
     def keep(self, record: Record, request: Request) -> None:
         """Count a job that is done already, and log it if the tracker does not have it. `stop_on` may end the sweep."""
         self.progress.keep()
-        self._note(record)
+        self._note_record(record)
         self.log(record)
         if self.progress.kept % _KEPT_AT_ONCE == 0:
             # Records queue up in memory, with all of their samples, while the store is still being opened.
@@ -280,7 +280,7 @@ class Session:
     def finish(self, record: Record, others: int = 0) -> None:
         """Count a job that has ended, with so many others of its turns, and log it."""
         self.progress.finished(record, others)
-        self._note(record)
+        self._note_record(record)
         self.lost += not record.final
         for name, profile in record.profiles.items():
             if profile.reason:
@@ -417,4 +417,8 @@ def stop_line(record: Record) -> str:
 def _objective(record: Record | None) -> float:
     if record is None or record.status != "ok":
         return math.inf
-    return sum(record.metrics[f"{direction}/time_us"] for direction in record.request.measuring.passes)
+    return _time_us(record.metrics, record.request.measuring)
+
+
+def _time_us(metrics: Mapping[str, float], measuring: Measuring) -> float:
+    return sum(metrics[f"{direction}/time_us"] for direction in measuring.passes)
