@@ -44,6 +44,7 @@ def others_cores(first: Mapping[str, Any], last: Mapping[str, Any]) -> float:
 FLAGS = {
     "unstable": ("~", "the 95 % interval is wider than +-2 %"),
     "unsettled": ("", "the GPU's clock had not settled under the load of these calls when sampling began"),
+    "below_clock": ("c", "blocks count below 99 % of the call's highest clock, which it did not reach after rests"),
     "low_duty": ("", "the GPU ran the call for less than 95 % of the time: in a loop a heavy call is slower"),
     "drift": ("", "the last third of the rounds differs from the first by more than 1 %"),
     "too_short": ("", "the median is below 10 us or 50 steps of the GPU's events, near what they can resolve"),
