@@ -1,7 +1,7 @@
 """python bench/intervals.py OUT_FOLDER [--count N]: what intervals over rounds cover, and what they cost.
 
-Simulates rows, tables and duels (tests/simulated.py) with Student's interval, as method 2 had it, and with today's, and
-writes intervals.csv and intervals.txt. N rows, N/2 tables and N/4 duels for each figure.
+Simulates rows, tables, sweeps and duels (tests/simulated.py) with Student's interval, as method 2 had it, and with
+today's, and writes intervals.csv and intervals.txt. N rows, N/2 tables, and N/4 sweeps and duels for each figure.
 
 With `--lowest N`, reads the folder's intervals.csv instead, draws N other duels for each condition in which today's
 interval covered least, and writes lowest.csv: a share of N/4 duels scatters by more than it lies below its level.
@@ -34,7 +34,7 @@ def percent(values: list[bool]) -> float:
 
 def rows(kind: str, interval: Callable[..., Any], count: int) -> dict[str, float]:
     found = {}
-    for rounds in (5, 7, 10, 15, 20, 40):
+    for rounds in (5, 10, 20, 40, 80):
         covered, half = simulated.coverage(np.random.default_rng(rounds), kind, rounds, count, interval)
         found |= {f"covered {rounds}": 100 * covered, f"half {rounds}": half}
     return found
@@ -46,9 +46,19 @@ def tables(kind: str, interval: Callable[..., Any], count: int) -> dict[str, flo
         for rivals in (2, 9):
             for slower, word in ((0.0, "false"), (0.03, "found")):
                 rng = np.random.default_rng(rivals)
-                each = [simulated.table(rng, kind, 7, sd, rivals, interval, slower) for _ in range(count)]
+                each = [simulated.table(rng, kind, 10, sd, rivals, interval, slower) for _ in range(count)]
                 hits = [rivals - 1 in one if slower else bool(one) for one in each]
                 found[f"{word} of {rivals}, {100 * sd:g} %"] = percent(hits)
+    return found
+
+
+def sweeps(kind: str, count: int, *, shared: bool) -> dict[str, float]:
+    """Return what intervals of rows and of ratios cover where the rule of a sweep stops."""
+    found = {}
+    for sd in NOISES:
+        rows, ratios, taken = simulated.swept(np.random.default_rng(14), kind, sd, count, shared=shared)
+        name = f"{100 * sd:g} %"
+        found |= {f"rows, {name}": 100 * rows, f"ratios, {name}": 100 * ratios, f"rounds, {name}": taken}
     return found
 
 
@@ -96,11 +106,13 @@ def lowest(out: Path, count: int) -> None:
 
 # The columns of intervals.txt: their heads, and what is computed for each.
 SHOWN = {
-    "row: covers, 7": "row: covered 7",
-    "40 rounds": "row: covered 40",
-    "half-width, 7": "row: half 7",
+    "row: covers, 10": "row: covered 10",
+    "80 rounds": "row: covered 80",
+    "half-width, 10": "row: half 10",
     "20": "row: half 20",
-    "40 rounds ": "row: half 40",
+    "80 rounds ": "row: half 80",
+    "sweep: row covers": "sweep, own: rows, 1 %",
+    "ratio": "sweep, own: ratios, 1 %",
     "2 rows: +3 % found": "table: found of 2, 0.3 %",
     "9 equal rows: told": "table: false of 9, 0.3 %",
     "duel: covers": "own: covers, 1 %",
@@ -120,10 +132,20 @@ def main(out: Path, count: int) -> None:
                 ("table", tables(kind, interval, count // 2)),
                 ("own", duels(kind, interval, count // 4, shared=False)),
                 ("shared", duels(kind, interval, count // 4, shared=True)),
+                *(
+                    (f"sweep, {own}", sweeps(kind, count // 4, shared=own == "shared") if name == "now" else {})
+                    for own in ("own", "shared")
+                ),
             ):
                 found |= {f"{part}: {key}": value for key, value in values.items()}
             lines += [(kind, name, key, f"{value:.4g}") for key, value in found.items()]
-            listed.append([kind, name, *(f"{found[key]:.{2 if 'half' in key else 1}f}" for key in SHOWN.values())])
+            listed.append(
+                [
+                    kind,
+                    name,
+                    *(f"{found[key]:.{2 if 'half' in key else 1}f}" if key in found else "" for key in SHOWN.values()),
+                ]
+            )
     out.mkdir(parents=True, exist_ok=True)
     heads = [head.replace(": ", ":\n").replace(", ", ",\n").strip() for head in SHOWN]
     table = tabulate(listed, ["rounds are", "", *heads], disable_numparse=True, stralign="right")

@@ -1,10 +1,7 @@
 import pytest
 from fakes import make_timing
 
-from attn_exp.core.record.flags import (
-    telemetry_flags,
-    timing_flags,
-)
+from attn_exp.core.record.flags import duty_flags, flag_marks, telemetry_flags, timing_flags
 
 CALM = [100.0, 100.1, 99.9, 100.0, 100.1, 99.9, 100.0, 100.1, 99.9]
 
@@ -37,6 +34,12 @@ def test_events_that_see_more_than_the_device_mean_launch_bound():
     assert seen(106.0) == {"launch_bound"}
     assert seen(104.0) == set()
     assert seen(106.0, timer="kernel") == set()
+
+
+def test_a_clock_below_the_calls_highest_is_marked_and_a_stretch_with_rests_is_flagged():
+    assert flag_marks(timing_flags(make_timing(CALM, flags=("below_clock",)), ())) == "c"
+    assert [duty_flags(make_timing(CALM, notes=notes)) for notes in ({"duty": 0.94}, {"duty": 0.95}, {})] == [
+        {"low_duty"}, set(), set()]  # fmt: skip
 
 
 @pytest.mark.parametrize(("cause", "flag"), [("power", "power_capped"), ("thermal", "thermal")])

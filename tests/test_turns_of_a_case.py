@@ -1,4 +1,4 @@
-"""Jobs of a case in turns: what they share, whom a fault belongs to, and with whom they are compared."""
+"""The jobs of a case are measured in turns: what they share, whose a fault is, and what they are compared with."""
 
 from dataclasses import replace
 
