@@ -150,7 +150,11 @@ def test_stop_on_ends_all_tasks(tmp_path):
     out, err = process.communicate(timeout=280)
     assert (process.returncode, complaints(subprocess.CompletedProcess([], 0, "", err))) == (1, [])
     assert out.count("stopped at the first crashed job (stop_on), shot-") == 1
-    assert len(found(tmp_path, "k")) < 30
+    there = found(tmp_path, "k")
+    assert len(there) < 30
+    # Its case is whole; other tasks are ended in the middle of theirs.
+    (stopped,) = [record for record in there if record.request.job in out.partition("(stop_on), ")[2]]
+    assert len([one for one in there if one.request.case == stopped.request.case]) == 2
     assert left_behind(tmp_path) == []
 
 

@@ -36,6 +36,8 @@ class _Jobs:
         # Records of earlier attempts, which tasks replace.
         self._before = {job: record for job in self.left if (record := self._read(job)) is not None}
         self.halt: Record | None = None
+        # The first record that `stop_on` names.
+        self._named: Record | None = None
         # Sentences of tasks whose GPU was held by others for too long.
         self.held: list[str] = []
         # Jobs that have ended, and whose records this host's file system does not show yet.
@@ -65,8 +67,12 @@ class _Jobs:
         """Count a job that has ended, and log it."""
         del self.left[record.request.job]
         self.session.finish(record)
-        if stops(record) and self.halt is None:
-            self.halt = record
+        if stops(record) and self._named is None:
+            self._named = record
+        named = self._named and self._named.request.turns_key
+        # What is measured in turns is kept whole before a sweep ends.
+        if self.halt is None and all(request.turns_key != named for request in self.left.values()):
+            self.halt = self._named
 
     def record_lost(self, launcher: Launcher, ended: dict[int, str]) -> None:
         """Write a record for each job that has none because its task died, not for one whose GPU was held by others."""
