@@ -131,8 +131,8 @@ def test_the_figures_in_the_pages_are_those_of_the_results(embed):
         text = TEXTS[page.relative_to(ROOT).as_posix()]
         assert embed.embedded(text) == text, f"{page.name} is not up to date: run python docs/embed.py"
         blocks += text.count("<!-- end -->")
-    # README.md, one each of the sweep's cost, backends, metrics, statuses and timers.
-    assert blocks == 6
+    # README.md, one each of backends, metrics, statuses and timers.
+    assert blocks == 5
 
 
 def test_the_readme_answers_in_its_first_screen():

@@ -52,16 +52,12 @@ def test_memory_is_one_line():
     assert lines(peak_memory_bytes=MIB, outside_memory_bytes=0) == ["fwd: 1.0 MiB memory of the call"]
 
 
-def test_rounds_that_depend_on_each_other_and_short_loads_are_said():
+def test_rounds_that_depend_on_each_other_are_said():
     figures = {"forward/rounds": 40.0, "forward/round_autocorrelation": 0.71}
     assert lines(metrics=figures | {"forward/effective_rounds": 6.8}) == [
         "fwd: 40 rounds say as much as 6.8 independent ones (autocorrelation 0.71)"
     ]
     assert lines(metrics=figures | {"forward/effective_rounds": 30.0}) == []
-    assert lines(notes={"load_s": 0.03}, rest_s=4.21) == [
-        "fwd: 0.03 s of load after 4.2 s without, too short for a power cap to act"
-    ]
-    assert lines(notes={"load_s": 0.03}, rest_s=0.1) == lines(notes={"load_s": 0.9}, rest_s=9.0) == []
 
 
 @pytest.mark.parametrize(

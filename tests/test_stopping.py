@@ -28,11 +28,15 @@ def test_long_calls_need_as_many_rounds_as_take_a_tenth_of_a_second_but_five(cal
         (40, 0.0, 0.01, "max_rounds"),
         (39, 1.5, 0.02, "budget"),
         (39, 1.5, 0.021, ""),
-        (39, LIMIT_S, np.inf, "budget"),
     ],
 )
 def test_a_rival_that_is_not_precise_goes_on_until_rounds_or_time_are_over(rounds, spent_s, half, reason):
     assert RULE.over(rounds, spent_s, half) == reason
+    assert RULE.over(rounds, spent_s, half, late=True)
+
+
+def test_a_pass_of_many_rivals_may_take_longer():
+    assert [RULE.limit_s(count) for count in (1, 9)] == [LIMIT_S, LIMIT_S + 8]
 
 
 class Noisy:

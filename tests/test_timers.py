@@ -42,7 +42,8 @@ def test_a_block_is_held_for_as_long_as_the_host_is_slower_in_all_of_its_calls()
     assert timer.block(call, 8).flags == ()
     (held_us,) = gpu.slept_us()
     # 54 us a call with some for the stamps, 30 of them beside the GPU's.
-    assert 200 + 1.5 * 54 * 8 - 7 * 30 <= held_us <= 200 + 1.5 * 55 * 8 - 7 * 30
+    least, most = (200 + 1.5 * (4 * us + 7 * (us - 30 / 1.5)) for us in (54, 55))
+    assert least <= held_us <= most
     inside = ["flush", "event", "call", "event"] * 8
     assert [kind for kind, _ in gpu.log] == ["sleep", "stamp", *inside, "stamp", "event"]
 
@@ -86,7 +87,7 @@ def test_a_late_block_in_the_queue_is_measured_again():
     timer.estimate(call)
     # Another program takes the host's time from now on.
     block = timer.enqueue(slower_from_now(gpu, call, 100.0), 8)()
-    assert block.times_us == [70.0] * 8 and block.repeated_us > 8 * 70.0
+    assert block.times_us == pytest.approx([70.0] * 8) and block.repeated_us >= 8 * 70.0
 
 
 def test_a_block_whose_hold_ran_out_is_repeated_with_twice_the_hold():
@@ -98,7 +99,7 @@ def test_a_block_whose_hold_ran_out_is_repeated_with_twice_the_hold():
     block = timer.block(slow, 5)
     first, *others = gpu.slept_us()
     assert others == [2 * first, 4 * first][: len(others)] and others
-    assert (block.times_us, block.flags) == ([10.0] * 5, ()) and block.repeated_us > 50
+    assert (block.times_us, block.flags) == ([10.0] * 5, ()) and block.repeated_us >= 50
     for _ in range(3):
         timer.block(slow, 5)
     gpu.log.clear()

@@ -12,7 +12,7 @@ from attn_exp.core.stats.summary import medians_by_round
 from attn_exp.timers import card as clocks
 from attn_exp.timers.card import Card
 from attn_exp.timers.device import DeviceTimer
-from attn_exp.timers.loop import REPEATS, Block, Cost, Entry, sample_turns
+from attn_exp.timers.loop import DECIDED_ROUNDS, Block, Cost, Entry, sample_turns
 from attn_exp.timers.stopping import StoppingRule
 
 RULE = StoppingRule(precision=0.005, min_rounds=7, max_rounds=40, budget_s=5.0)
@@ -99,7 +99,7 @@ def test_a_rival_that_takes_twenty_times_as_long_leaves_after_five_rounds_and_ha
 def test_a_rival_that_is_decided_leaves_and_the_fastest_goes_on_until_it_is_precise():
     fast, slow = sampled(Simulated(1_000.0, 0.006, seed=3), Simulated(1_500.0, 0.001))
     assert (fast.stop_reason, slow.stop_reason) == ("precise", "decided")
-    assert len(rounds_of(slow)) == RULE.min_rounds + 1 < len(rounds_of(fast))
+    assert len(rounds_of(slow)) == DECIDED_ROUNDS + 1 < len(rounds_of(fast))
     # Pairs are by the number of the round, also behind the gap.
     assert rounds_of(slow)[-1] == rounds_of(fast)[-1]
 
@@ -238,17 +238,17 @@ def test_blocks_below_the_highest_clock_are_kept_uncounted_and_repeated_after_a_
     assert timing.clocks_mhz == (HIGH,) * 21 and len(rounds_of(timing)) == 21
     assert {clock for clock, _ in timing.uncounted} == {round(0.94 * HIGH, 1)} and timing.flags == ()
     assert all(len(times) == timing.notes["calls_per_round"] for _, times in timing.uncounted)
-    assert any(rest >= 0.1 for rest in capped.rests)
+    assert max(capped.rests) >= 0.05
 
 
 def test_a_clock_that_is_never_reached_again_is_counted_after_some_tries_and_flagged(monkeypatch):
     capped = Capped(monkeypatch, math.inf)
-    capped.clock = lambda begin_us, end_us: HIGH * (1.0 if end_us < 200_000 else 0.9)
+    capped.clock = lambda begin_us, end_us: HIGH * (1.0 if end_us < 90_000 else 0.9)
     capped.gpu.clock_mhz = capped.clock
     timing = capped.timed()
     assert timing.flags == ("below_clock",)
-    assert len(timing.uncounted) == REPEATS, "it is tried once, not in each block"
-    assert set(timing.clocks_mhz) == {HIGH, 0.9 * HIGH} and len(timing.clocks_mhz) == 21
+    assert set(timing.clocks_mhz) == {HIGH, 0.9 * HIGH} and timing.uncounted == ()
+    assert set(rounds_of(timing)) == set(range(21))
 
 
 def test_the_highest_clock_is_the_calls_own_also_if_somebody_locked_it(monkeypatch):
@@ -266,7 +266,7 @@ def test_a_call_that_lowers_the_clock_itself_is_one_block_after_a_rest_at_whatev
 
 def test_a_block_whose_stamps_cannot_be_right_sets_no_highest_clock():
     card = Card(limit_mhz=HIGH)
-    assert (card.highest(3_000.0, 1_900.0), card.highest(HIGH, 1_900.0)) == (1_900.0, HIGH)
+    assert (card.sound(3_000.0), card.sound(HIGH)) == (False, True)
 
 
 def under_load(gpu, *calls):

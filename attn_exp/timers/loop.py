@@ -313,15 +313,15 @@ class _Turns:
             self._before_round(number, False)
             self._round(number, standing)
             self._look()
+        # Whoever computes otherwise after a while is found: these blocks are always checked.
+        if whole := [at for at, rival in enumerate(self.rivals) if rival is not None and not rival.failed]:
+            self._before_round(number, True)
+            self._round(number, whole)
         for rival in self._all():
             if len(rival.medians()) < max(2, len({block.number for block in rival.blocks}) // 2):
                 # The card does not keep the clock that it once had: what it has counts, and is marked.
                 rival.flags.add("below_clock")
                 rival.least_mhz = 0.0
-        # Whoever computes otherwise after a while is found: these blocks are always checked.
-        if whole := [at for at, rival in enumerate(self.rivals) if rival is not None and not rival.failed]:
-            self._before_round(number, True)
-            self._round(number, whole)
 
     def stretches(self) -> None:
         """Sample each rival alone under load, in stretches that take turns."""
