@@ -40,9 +40,30 @@ step_sdpa_sweep() {
   python3 "$root/bench/sdpa_sweep.py" "$out/sdpa_sweep" accumulate=true
   records one "$out/sdpa_sweep/multirun" "$out/sdpa_sweep"
 }
-# The same sweep with the choice that races the loop, and what was before a pass.
-step_sdpa_sweep_quick() { python3 "$root/bench/sdpa_sweep.py" "$out/sdpa_sweep_quick" stopping=quick; }
+# The same sweep by default, as it races the loop.
+step_sdpa_sweep_default() {
+  python3 "$root/bench/sdpa_sweep.py" "$out/sdpa_sweep_default"
+  rm -r "$out/sdpa_sweep_default/multirun" "$out/sdpa_sweep_default/mlruns"
+}
 step_plain() { python3 "$root/bench/plain.py" "$out/plain"; }
+step_plain_stall() { python3 "$root/bench/plain.py" "$out/plain_stall" --stall; }
+# The proof of method 5: how far three names of one kernel differ, with the records of each sweep.
+step_same_kernel() {
+  python3 "$root/bench/same_kernel.py" "$out/same_kernel" ${SWEEPS:-}
+  for sweep in "$out"/same_kernel/multirun/*/; do
+    records "$(basename "$sweep")" "$out/same_kernel/multirun" "$out/same_kernel"
+  done
+  rm -r "$out/same_kernel/multirun"
+}
+# The command of README.md's first lines, twice.
+step_card() {
+  mkdir -p "$out/card"
+  for name in first second; do
+    local began=$EPOCHREALTIME
+    attn -m backend=flash,cudnn batch=1,8,16 sweep=card-$name
+    echo "$name: $(bc <<<"$EPOCHREALTIME - $began") s" | tee -a "$out/card/card.txt"
+  done
+}
 step_accuracy() { python3 "$root/bench/accuracy.py" "$out/accuracy" ${SEED:+--seed "$SEED"} --processes "${PROCESSES:-12}"; }
 step_accuracy_fa4() { python3 "$root/bench/accuracy.py" "$out/accuracy_fa4" ${SEED:+--seed "$SEED"} --processes "${PROCESSES:-12}" fa4; }
 step_first_calls() { python3 "$root/bench/first_calls.py" "$out/first_calls"; }

@@ -26,11 +26,9 @@ SECONDS, BURST_S, REST_S = 3.0, 0.1, 1.0
 ROWS = (
     ("cudnn", 1, 8192, True),
     ("cudnn", 8, 8192, True),
-    ("cudnn", 16, 8192, False),
     ("cudnn", 16, 1024, True),
     ("cudnn", 8, 512, True),
     ("flex", 4, 4096, True),
-    ("triton", 4, 4096, True),
     ("fa3", 4, 4096, True),
 )
 FLUSH = torch.randn(2 * torch.cuda.get_device_properties(0).L2_cache_size // 16384, 4096, device="cuda")
