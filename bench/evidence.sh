@@ -61,7 +61,7 @@ step_card() {
   for name in first second; do
     local began=$EPOCHREALTIME
     attn -m backend=flash,cudnn batch=1,8,16 sweep=card-$name
-    echo "$name: $(bc <<<"$EPOCHREALTIME - $began") s" | tee -a "$out/card/card.txt"
+    awk "BEGIN {print \"$name:\", $EPOCHREALTIME - $began, \"s\"}" | tee -a "$out/card/card.txt"
   done
 }
 step_accuracy() { python3 "$root/bench/accuracy.py" "$out/accuracy" ${SEED:+--seed "$SEED"} --processes "${PROCESSES:-12}"; }

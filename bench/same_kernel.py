@@ -3,7 +3,8 @@
 `cudnn`, `aten_cudnn` and `cudnn_graph` run one cuDNN kernel, so each pair of their rows is an A/A test. Without sweeps
 it runs, on one GPU: the shapes of `+experiment=table` in bursts, under load, and in bursts again, each in one command.
 Of each pair it computes the ratio, and whether its interval (paired, with the floor that comparisons have) contains 1.
-Writes same_kernel.csv and same_kernel.txt, and keeps the sweeps' folders in OUT_FOLDER/multirun.
+Writes same_kernel.csv and same_kernel.txt, and keeps the sweeps' folders in OUT_FOLDER/multirun. With --cpu it measures
+flash twice in turns on this CPU beside a program that computes all the time, ten times, and writes cpu.txt.
 """
 
 import argparse
@@ -117,6 +118,38 @@ def repeated(first: Iterable[Record], second: Iterable[Record]) -> list[str]:
     ]
 
 
+def on_cpu(out: Path) -> None:
+    """Measure flash twice in turns beside a busy loop."""
+    from attn_exp.core.case.case import Case
+    from attn_exp.core.record.request import Measuring, Request
+    from attn_exp.worker.machine.device import Machine
+    from attn_exp.worker.measure import measure_case
+
+    case = Case(batch=1, q_heads=4, kv_heads=4, q_len=64, kv_len=64, head_dim=64, value_dim=64, dtype="float32")
+    measuring = Measuring(timer="cpu", also=(), precision=0.005, min_rounds=10, max_rounds=80, budget_s=0.1,
+                          regime="burst", passes=("forward",), seed=1)  # fmt: skip
+    backend = {"_target_": "attn_exp.backends.sdpa.Flash"}
+    requests = [
+        Request(job=f"{name}-0", sweep="cpu", model="cpu", device="cpu", case=case, backend=backend | {"name": name},
+                measuring=measuring)
+        for name in ("flash", "again")
+    ]  # fmt: skip
+    machine, lines = Machine.open("cpu"), []
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        for _ in range(10):
+            one, other = (record.passes["forward"].timings[0] for record in measure_case(requests, machine))
+            found = paired_by_round(*(medians_by_round(each.times_us, each.rounds) for each in (other, one)))
+            assert found is not None
+            times = " and ".join(f"{statistics.median(each.times_us):.2f} us" for each in (one, other))
+            lines.append(f"{times}: {100 * math.expm1(found.log_ratio):+.2f} % +-{100 * found.half:.2f}")
+    finally:
+        busy.kill()
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "cpu.txt").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
 def main(out: Path, sweeps: list[Path]) -> None:
     """Run the sweeps if none is given, and write what they say."""
     out.mkdir(parents=True, exist_ok=True)
@@ -141,5 +174,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("sweeps", type=Path, nargs="*")
+    parser.add_argument("--cpu", action="store_true")
     given = parser.parse_args()
-    main(given.out, given.sweeps)
+    if given.cpu:
+        on_cpu(given.out)
+    else:
+        main(given.out, given.sweeps)

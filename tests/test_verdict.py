@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attn_exp.core.stats.interval import log_half_width
 from attn_exp.core.stats.multiple import benjamini_hochberg
 from attn_exp.core.stats.paired import MARGIN_FLOOR, abba_order, compare_all, compare_pair, margin_from_aa
-from attn_exp.timers.stopping import StoppingRule
 
 ROUNDS = (7, 11, 15)
 OPPOSITE = {"faster": "slower", "slower": "faster", "equivalent": "equivalent", "undecided": "undecided"}
@@ -224,13 +224,13 @@ def test_equal_rivals_are_rarely_called_different(kind):
 
 
 def stopped(rng, kind, effect, count):
-    """`count` duels with noise of 0.3 to 1 % a block, each with as many rounds as a duel's rule gives it."""
-    rule, found = StoppingRule(precision=0.005, min_rounds=7, max_rounds=40, budget_s=5.0), []
+    """`count` duels with noise of 0.3 to 1 % a block, each until its ratio is known to 0.5 %, in 7 to 40 rounds."""
+    found = []
     for index in range(count):
         series = drift.draw(rng, kind, 80, block_sd=(0.003, 0.005, 0.01)[index % 3])
         a, b = drift.medians(drift.run(series, drift.interleaved(2, 40), [100.0, 100.0 * (1 + effect)]))
         ratios = [time_b / time_a for time_a, time_b in zip(a, b, strict=True)]
-        rounds = next(n for n in range(7, 41) if rule.verdict([ratios[:n]], 100.0, 0.0))
+        rounds = next((n for n in range(7, 40) if log_half_width(ratios[:n]) <= 0.005), 40)
         found.append(compare_pair(a[:rounds], b[:rounds], MARGIN_FLOOR))
     return found
 

@@ -224,7 +224,6 @@ def test_a_measured_job_has_a_window_for_each_pass_with_power_and_joules_a_call(
         assert metrics["joules_per_call"] == pytest.approx(window.power_w * metrics["time_us"] / 1e6)
         assert metrics["tflops_per_watt"] == pytest.approx(metrics["tflops"] / window.power_w)
         assert (metrics["clock_mhz"], metrics["power_error"]) == (3000.0, window.power_error)
-    assert record.passes["backward"].rest_s > 0
 
 
 class Troubled(Steady):
