@@ -37,8 +37,9 @@ _OUTLIERS = 2
 REPEATS = 2
 # After so many rounds a rival leaves that takes so many times as long as the fastest.
 SLOW_ROUNDS, SLOW = 5, 20.0
-# A rival whose ratio is off by more than this is decided, from so many rounds on, if a verdict would say so as well.
-_DECIDED, DECIDED_ROUNDS = 0.005, 5
+# A rival whose ratio is off by more than this is decided, from so many rounds on, at a level that the last round, which
+# follows, hardly raises above a verdict's.
+_DECIDED, DECIDED_ROUNDS, _DECIDED_LEVEL = 0.005, 5, VERDICT_LEVEL / 4
 # A stretch of `regime=sustained`: seconds of load before it and in it, and its blocks; below this share of time in
 # which calls and flushes ran it is repeated once.
 LEAD_S, STRETCH_S, STRETCH_BLOCK_US, STRETCH_CALLS, DUTY = 0.5, 1.0, 50_000.0, 200, 0.95
@@ -407,7 +408,7 @@ class _Turns:
         ratio = paired_by_round(rival.medians(), fastest.medians())
         own = rival.half()
         if own <= self._rule.stable and ratio is not None:
-            if ratio.log_ratio - ratio.half > _DECIDED and ratio.p <= VERDICT_LEVEL:
+            if ratio.log_ratio - ratio.half > _DECIDED and ratio.p <= _DECIDED_LEVEL:
                 return "decided"
             if ratio.half <= self._rule.precision and rounds >= least:
                 return "precise"
