@@ -82,13 +82,24 @@ def test_chains_of_bases_add_up_and_shared_links_cancel(tmp_path):
     assert whole == pytest.approx(math.hypot(0.0002, 0.02, math.log1p(TURNS_FLOOR)), rel=1e-2)
 
 
-@pytest.mark.parametrize("case", ["alone", "no end", "a circle", "one round", "spread", "memory", "sweeps"])
+def test_a_row_that_was_added_beside_one_that_was_measured_alone_compares_by_their_ratio(tmp_path):
+    alone = forward("cudnn", 100.0)
+    _, flash = two()
+    found = found_in(tmp_path / "s", [alone, flash])
+    assert gains(found)["flash"].value != 1.0 and best(found) != ["cudnn", "flash"]
+
+
+def test_a_base_that_was_measured_again_later_is_none(tmp_path):
+    base, flash = two()
+    again = replace(base, started_at=flash.finished_at + 1, finished_at=flash.finished_at + 2)
+    assert gains(found_in(tmp_path / "s", [again, flash]))["flash"].value == 1.0
+
+
+@pytest.mark.parametrize("case", ["no end", "a circle", "one round", "spread", "memory", "sweeps"])
 def test_everything_else_compares_by_medians(tmp_path, case):
     base, flash = two()
     keys = {}
-    if case == "alone":
-        base = forward("cudnn", 100.0)
-    elif case == "no end":
+    if case == "no end":
         base = turned(base, forward("math", 100.0))
     elif case == "a circle":
         base = turned(base, flash)

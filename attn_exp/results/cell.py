@@ -146,7 +146,7 @@ def cells_of(results: Sequence[Result], metric: ChosenMetric, *, turns: bool = T
     """Return one cell for each result and each pass that its request asked for, without `turns` all as if alone."""
     cells = []
     # Sweeps have unique names here, and a job's name is that of its folder.
-    jobs = {(one.sweep, one.job): one for one in results if one.paired} if turns and metric.follows_time else {}
+    jobs = {(one.sweep, one.job): one for one in results} if turns and metric.follows_time else {}
     for result in results:
         for direction in result.measuring.passes:
             if metric.direction in (None, direction):
@@ -167,10 +167,15 @@ def _value(result: Result, direction: str, metric: ChosenMetric) -> float | None
 def _turns(
     result: Result, direction: str, metric: ChosenMetric, jobs: Mapping[tuple[str, str], Result]
 ) -> Turns | None:
-    """Follow the chain of bases from a result to a job that is its own base; None if it is broken."""
+    """Follow the chain of bases from a result to a job that has no other base; None if it is broken.
+
+    A base that was measured again after the row that names it is none.
+    """
     log, links, at = 0.0, dict[str, Uncertainty](), jobs.get((result.sweep, result.job))
-    while at is not None and at.job not in links and (own := at.paired.get(direction)) is not None:
-        if own.base == at.job:
+    while at is not None and at.job not in links:
+        own = at.paired.get(direction)
+        base = None if own is None or own.base == at.job else jobs.get((at.sweep, own.base))
+        if own is None or own.base == at.job or (base is not None and base.started_at > at.finished_at):
             value = _value(at, direction, metric)
             if value is None or abs(log) > _WIDEST:
                 return None
@@ -180,7 +185,7 @@ def _turns(
             return None
         links[at.job] = Uncertainty(min(own.half, _WIDEST), own.rounds - 1)
         log += own.log_ratio
-        at = jobs.get((at.sweep, own.base))
+        at = base
     return None
 
 

@@ -65,9 +65,10 @@ class JobQueue:
     @property
     def in_turns(self) -> dict[str, str]:
         """The backends of the jobs that are measured in turns with the oldest, by the jobs' names."""
+        alone = isinstance(self._isolation, Worker) and not self._isolation.reuse
         return {
             one.request.job: str(one.request.backend["name"])
-            for one in self._pending
+            for one in (list(self._pending)[:1] if alone else self._pending)
             if one.group == self._pending[0].group
         }
 

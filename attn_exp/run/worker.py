@@ -57,6 +57,8 @@ class _Run:
     folders: list[Path]
     beside: Path | None = None
     apart: bool = False
+    # The number of the run that broke off, whose jobs are tried one by one; 0 for others.
+    trial: int = 0
     at: Path | None = None
 
 
@@ -85,6 +87,7 @@ class Worker:
         # The folders in the order of their submission, and what is known of them.
         self._order: deque[Path] = deque()
         self._outcomes: dict[Path, Outcome] = {}
+        self._trials = 0
         self._process: WorkerProcess | None = None
         # How many of the runs the process knows, and how many it has ended.
         self._sent = self._served = 0
@@ -110,7 +113,7 @@ class Worker:
             self._add(folders, beside)
         else:
             for folder in folders:
-                self._add([folder], beside, apart=len(folders) > 1)
+                self._add([folder], None, apart=True)
         self._send(self._started())
 
     def wait(self, stage: Callable[[str, Path | None], None] = lambda stage, folder: None) -> Outcome:
@@ -148,12 +151,14 @@ class Worker:
             self._oom_kills = _oom_kills()
         return self._process
 
-    def _add(self, folders: Sequence[Path], beside: Path | None, *, apart: bool = False, first: bool = False) -> None:
+    def _add(
+        self, folders: Sequence[Path], beside: Path | None, *, apart: bool = False, first: bool = False, trial: int = 0
+    ) -> None:
         """Queue a run, before all others if it is the rest of one."""
         message = json.dumps(
             {"folders": [str(folder) for folder in folders], "beside": beside and str(beside), "apart": apart}
         )
-        (self._runs.appendleft if first else self._runs.append)(_Run(message, list(folders), beside, apart))
+        (self._runs.appendleft if first else self._runs.append)(_Run(message, list(folders), beside, apart, trial))
 
     def _send(self, process: WorkerProcess) -> None:
         """Send the process all queued runs, or only the first one if it is not reused."""
@@ -214,18 +219,32 @@ class Worker:
         """Take the jobs that have no record: queued again if the process could not go on."""
         if poisoned and run.folders:
             self._again(run)
-        else:
-            self._outcomes |= {folder: Outcome(folder) for folder in run.folders}
+            return
+        self._outcomes |= {folder: Outcome(folder) for folder in run.folders}
+        if poisoned:
+            self._acquit(run)
 
     def _again(self, run: _Run) -> None:
-        """Queue the jobs of a run that broke off: those who may be to blame alone, the others together before them."""
+        """Queue the jobs of a run that broke off: those who may be to blame alone, the others together before them.
+
+        That is whoever was at work, or all if it happened in their turns.
+        """
         suspects = run.folders if run.at is None else [folder for folder in run.folders if folder == run.at]
-        # Whoever was at work and has an outcome by now is known to be to blame.
         others = [folder for folder in run.folders if folder not in suspects]
+        self._trials += 1
         for folder in reversed(suspects):
-            self._add([folder], run.beside, apart=True, first=True)
+            self._add([folder], run.beside, apart=True, first=True, trial=self._trials)
         if others:
             self._add(others, run.beside, apart=run.apart, first=True)
+
+    def _acquit(self, run: _Run) -> None:
+        """Let the other suspects of a trial take turns again, since one that was alone is to blame."""
+        rest = [other for other in self._runs if run.trial and other.trial == run.trial]
+        for other in rest:
+            self._runs.remove(other)
+        if rest:
+            folders = [folder for other in rest for folder in other.folders]
+            self._add(folders, run.beside, apart=len(folders) == 1, first=True)
 
     def _seconds_left(self) -> float | None:
         limit = self._limit_s()
@@ -259,6 +278,8 @@ class Worker:
         run.folders = [folder for folder in run.folders if folder not in charged]
         if run.folders:
             self._again(run)
+        else:
+            self._acquit(run)
 
     def _outcome(
         self,

@@ -22,7 +22,7 @@ from attn_exp.core.stats.paired import VERDICT_LEVEL, abba_order, paired_by_roun
 from attn_exp.timers.call import Call
 from attn_exp.timers.card import COUNTED, LONG_CALL_US, Card
 from attn_exp.timers.gpu import Span
-from attn_exp.timers.stopping import StoppingRule
+from attn_exp.timers.stopping import LONG_CALL_ROUNDS, StoppingRule
 
 WARM_UP_US = 15_000.0
 WARM_UP_CALLS = (3, 150)
@@ -184,7 +184,7 @@ class _Rival:
             self.notes.setdefault(name, []).append(value)
 
     def highest_mhz(self) -> float:
-        """Return the highest clock of the blocks but two: a block in which the GPU waited has a higher one."""
+        """Return the third-highest clock of the blocks: one in which the GPU waited may show more than the call has."""
         clocks = sorted((block.clock_mhz or 0.0 for block in self.blocks), reverse=True)
         return clocks[min(_OUTLIERS, len(clocks) - 1)]
 
@@ -193,7 +193,7 @@ class _Rival:
         return block.clock_mhz is None or block.clock_mhz >= self.least_mhz
 
     def counted(self) -> list[_Sampled]:
-        """Return the blocks that count, one for each round."""
+        """Return the blocks that count."""
         return [block for block in self.blocks if self.counts(block)]
 
     def medians(self) -> dict[int, float]:
@@ -293,7 +293,7 @@ class _Turns:
         self.rivals: list[_Rival | None] = []
         self._rule, self._card = rule, card
         self._before_round, self._done, self._failed = before_round, done, failed
-        self._measured_s, self._began = 0.0, 0.0
+        self._began = 0.0
 
     def warm_up(self, entries: Sequence[Entry]) -> None:
         """Estimate what each call costs, and make it until it is warm."""
@@ -347,7 +347,7 @@ class _Turns:
         for place in abba_order(len(standing), number):
             self._turn(standing[place], number, self._block)
 
-    def _turn(self, position: int, number: int, sample: "Callable[[_Rival, int], None]") -> None:
+    def _turn(self, position: int, number: int, sample: Callable[[_Rival, int], None]) -> None:
         rival = self.rivals[position]
         assert rival is not None
         try:
@@ -368,7 +368,6 @@ class _Turns:
             block = entry.timer.block(entry.call, untimed + rival.calls)
             last, block.last = block.last, None
             ended, span = time.perf_counter(), block.span
-            self._measured_s += ended - began
             rival.add(number, block, (began, ended), untimed)
             if card is None or span is None or rival.long or not card.sound(span.clock_mhz):
                 break
@@ -383,7 +382,7 @@ class _Turns:
         entry.after_block(number, last)
 
     def _look(self) -> None:
-        """Let rivals leave that are slow, decided or precise, and the fastest when it is the last and precise."""
+        """Let rivals leave that are slow, decided or precise, or out of rounds or time; the fastest is the last."""
         standing = [rival for rival in self._all() if not rival.left]
         if not standing:
             return
@@ -417,9 +416,10 @@ class _Turns:
 
     def _over(self, rival: _Rival, half: float) -> str:
         """Return why a rival leaves that is not precise: rounds or time are over."""
-        count = len(self._all())
-        late = time.perf_counter() - self._began > self._rule.limit_s(count)
-        return self._rule.over(rival.blocks[-1].number + 1, self._measured_s / count, half, late=late)
+        rounds = rival.blocks[-1].number + 1
+        spent_s = sum(end - begin for begin, end in (block.host for block in rival.blocks))
+        late = time.perf_counter() - self._began > self._rule.limit_s(len(self._all()))
+        return self._rule.over(rounds, spent_s, half, late=late and rounds >= LONG_CALL_ROUNDS)
 
     def _stretch(self, rival: _Rival, number: int) -> None:
         """Sample a stretch; one in which the GPU rested is repeated once."""

@@ -93,8 +93,12 @@ def run_jobs(
     def work_at(position: int | None) -> None:
         nonlocal at
         at = None if position is None else places[position]
-        if logs and at is not None and at in folders:
+        if at is None or at not in folders:
+            return
+        if logs:
             _log_into(at)
+        # Whoever hangs or dies from now on, while it is loaded for instance, is this job.
+        announce("check", at)
 
     def keep(position: int, record: Record) -> None:
         nonlocal failed

@@ -82,7 +82,7 @@ class Attempt:
     traced: "dict[str, Trace]" = field(default_factory=dict)
     stages_s: dict[str, float] = field(default_factory=dict)
     started_at: float = field(default_factory=time.time)
-    # Settings of a rival of a duel.
+    # Its own settings of PyTorch.
     own: OwnState | None = None
     # A function and tensors of the user's own in place of those that the request names.
     given: "tuple[Backend, Workload] | None" = None
@@ -108,7 +108,7 @@ class Attempt:
                 traceback.print_exc()
 
     def own_state(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which a rival of a duel has what it has set for itself."""
+        """Return a context in which a job has what it has set for itself."""
         return contextlib.nullcontext() if self.own is None else self.own.inside()
 
     @contextlib.contextmanager

@@ -55,11 +55,11 @@ class Turns:
     """What a case's jobs tell while they are measured.
 
     Attributes:
-        at: called with the index of the job that is at work, or None if all are.
+        at: called with the index of the job that is at work, or with None if several take turns.
         keep: called with the index and the record of each job that is done.
         profile: called with the index, the record and the prepared calls of each job, the others being freed.
         beside: whether the last job has a record, with which the others are compared, and is measured once more.
-        apart: whether the case has other jobs, which are measured without these.
+        apart: whether the case has other jobs that take no turns with these.
     """
 
     at: Callable[[int | None], None] = lambda position: None
@@ -178,9 +178,8 @@ class _Case:
 
     def _restore(self) -> None:
         """Give the next rivals the inputs of the seed: one that failed may have written into them."""
-        for rival in self._standing():
-            rival.ready.check.contents.write(rival.ready.check.seeded())
-            break
+        if standing := self._standing():
+            standing[0].ready.check.contents.write(standing[0].ready.check.seeded())
         else:
             self._machine.shared = {}
 
@@ -215,19 +214,16 @@ class _Case:
 
     def _alone(self, position: int) -> None:
         """Measure a job by itself."""
+        profile = self._turns.profile
         self._turns.at(position)
         turns = replace(
             self._turns, at=lambda at: None, keep=lambda at, record: self._turns.keep(position, record), beside=False,
-            profile=self._turns.profile and partial(self._profile_at, position), apart=True,
+            profile=profile and (lambda at, record, prepared: profile(position, record, prepared)), apart=True,
         )  # fmt: skip
         if position < len(self.records):
             (self.records[position],) = measure_case(
                 [self._requests[position]], self._machine, [self._given[position]], turns
             )
-
-    def _profile_at(self, position: int, at: int, record: Record, prepared: PreparedBackend) -> None:
-        assert self._turns.profile is not None
-        self._turns.profile(position, record, prepared)
 
     def _time(self, direction: str) -> None:
         """Time a pass of all that stand; again if some of them changed the inputs of all."""
@@ -290,7 +286,11 @@ class _Case:
 
         def failed(position: int, error: Exception, number: int | None) -> None:
             attempt = rivals[position].attempt
+            # Its traceback belongs into its own log.
+            self._turns.at(rivals[position].position)
             attempt.run(partial(_raise, direction, error))
+            self._turns.at(None if len(rivals) > 1 else rivals[0].position)
+            machine.announce("time")
             if number is not None and attempt.reason is not None:
                 attempt.reason = f"{direction}, round {number + 1}: {attempt.reason}"
             if len(rivals) > 1 and is_poisoned(machine.device):

@@ -63,7 +63,7 @@ class Paired:
 
     Attributes:
         base: the name of the job; the job's own name if the others are compared with it.
-        log_ratio: the mean over rounds of log(time / time of the base).
+        log_ratio: the median over rounds of log(time / time of the base).
         half: the half-width of its 95 % interval.
         rounds: how many rounds both have.
         timing: the samples of the base if it was measured before and again beside this job; else its record has them.

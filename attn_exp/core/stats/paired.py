@@ -7,6 +7,7 @@ samples can tell that from a difference between them.
 
 import itertools
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -71,9 +72,9 @@ def abba_order(rivals: int, round_index: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class RatioByRound:
-    """The mean over common rounds of log(time / time of the other), with the half-width of its 95 % interval.
+    """The median over common rounds of log(time / time of the other), with the half-width of the interval about it.
 
-    `p` is two-sided, for the mean being 0.
+    The interval contains the mean in 95 %. `p` is two-sided, for the mean being 0.
     """
 
     log_ratio: float
@@ -87,8 +88,8 @@ def paired_by_round(times: Mapping[int, float], other: Mapping[int, float]) -> R
     logs = [math.log(times[number] / other[number]) for number in sorted(times.keys() & other.keys())]
     if len(logs) < 2:
         return None
-    mean = RoundsMean(logs)
-    return RatioByRound(mean.mean, mean.half_width(), len(logs), mean.p_value(0.0))
+    mean, median = RoundsMean(logs), statistics.median(logs)
+    return RatioByRound(median, mean.half_width(median), len(logs), mean.p_value(0.0))
 
 
 def compare_pair(medians_a: Times, medians_b: Times, margin: float) -> PairedComparison:
