@@ -61,6 +61,11 @@ class Hangs(_Hurts):
         time.sleep(3600)
 
 
+class HangsWhenMade(Honest):
+    def __init__(self, name: str) -> None:
+        time.sleep(3600)
+
+
 class IgnoresSigterm(_Hurts):
     """Hangs in C code that holds the interpreter's lock, deaf to all that can be ignored."""
 

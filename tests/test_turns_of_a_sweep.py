@@ -18,7 +18,11 @@ def choose(folder: Path) -> None:
     """Write a choice of `backend=` for each backend that is of this file alone."""
     own = folder / "conf" / "backend"
     own.mkdir(parents=True)
-    for name, target in (("diesintime", "crashers.SegfaultsLater"), ("wrong", "fakes.NoMask")):
+    for name, target in (
+        ("diesintime", "crashers.SegfaultsLater"),
+        ("hangswhenmade", "crashers.HangsWhenMade"),
+        ("wrong", "fakes.NoMask"),
+    ):
         (own / f"{name}.yaml").write_text(f"_target_: {target}\nname: {name}\n")
 
 
@@ -85,10 +89,17 @@ def test_one_that_fails_costs_the_others_of_its_case_nothing(home: Path) -> None
     assert all("apart" in record.flags and base(record) is None for record in (flash, math))
 
 
-@pytest.mark.parametrize("bad", ["segfaults", "hangs"])
+def test_suspects_take_turns_again_once_one_of_them_is_found_to_be_to_blame(home: Path) -> None:
+    records = sweep(home, "backend=flash,diesintime,math,eager", "sweep=acquitted")
+    flash, dies, math, eager = (of(records, name) for name in ("flash", "diesintime", "math", "eager"))
+    assert ("apart" in flash.flags, dies.status) == (True, "crashed")
+    assert base(math) == base(eager) is not None and "apart" not in (*math.flags, *eager.flags)
+
+
+@pytest.mark.parametrize("bad", ["segfaults", "hangs", "hangswhenmade"])
 def test_those_that_do_not_fail_take_turns_if_it_is_known_who_did(home: Path, bad: str) -> None:
     records = sweep(home, f"backend=flash,{bad},math", "isolation.timeout_s=10", f"sweep=known_{bad}")
-    assert of(records, bad).status == BAD[bad]
+    assert of(records, bad).status == BAD.get(bad, "timeout")
     flash, math = of(records, "flash"), of(records, "math")
     assert flash.status == math.status == "ok"
     assert base(flash) == base(math) in (flash.request.job, math.request.job)
