@@ -18,7 +18,7 @@ from attn_exp.attention.inputs import make_inputs
 from attn_exp.attention.quantised_formula import int8_formula
 from attn_exp.attention.verdict import verdict
 from attn_exp.backends.base import load_backend, supported_passes
-from attn_exp.backends.package import Unavailable
+from attn_exp.backends.package import Refused, Unavailable
 from attn_exp.core.case.case import HALVES, INT8, Case
 from attn_exp.timers.trace import activities
 
@@ -142,8 +142,8 @@ def prepared(backend, case):
     inputs = make_inputs(case, "cuda", torch.seed() % 2**31, with_gradients=both)
     try:
         return inputs, backend.prepare(case, inputs)
-    except Unavailable as missing:
-        pytest.skip(str(missing))
+    except (Unavailable, Refused) as reason:
+        pytest.skip(str(reason))
 
 
 @pytest.mark.parametrize(
