@@ -115,6 +115,12 @@ def test_one_bit_in_one_call_of_a_hundred_is_found(machine, tmp_path, target, to
     assert (fact.first.max_abs is None) == (target == "OtherNanInCall37")
 
 
+def test_a_nan_in_one_call_of_a_hundred_makes_the_job_inaccurate(machine, tmp_path):
+    record = measured("unsteady.NanInCall37", machine, tmp_path, determinism=True, passes=FORWARD)
+    assert record.status == "inaccurate"
+    assert record.reason == "forward: call 37 has values in out that are not finite"
+
+
 def test_a_call_that_raises_ends_the_job_and_is_named(machine, tmp_path):
     record = measured("unsteady.RaisesInCall50", machine, tmp_path, determinism=True, passes=FORWARD)
     assert record.status == "error"

@@ -114,6 +114,14 @@ class OtherNanInCall37(_Changed):
         bits[0, 0, 0, 0] = 0x7FC00002 if number == 37 else 0x7FC00001
 
 
+class NanInCall37(_Changed):
+    """An element is NaN in one call, and a number in all others."""
+
+    def change(self, bits: torch.Tensor, number: int) -> None:
+        if number == 37:
+            bits[0, 0, 0, 0] = 0x7FC00001
+
+
 class RaisesInCall50(_Changed):
     """An exception in one call."""
 
