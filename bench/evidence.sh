@@ -45,8 +45,8 @@ step_sdpa_sweep_default() {
   python3 "$root/bench/sdpa_sweep.py" "$out/sdpa_sweep_default"
   rm -r "$out/sdpa_sweep_default/multirun" "$out/sdpa_sweep_default/mlruns"
 }
-step_plain() { python3 "$root/bench/plain.py" "$out/plain"; }
-step_plain_stall() { python3 "$root/bench/plain.py" "$out/plain_stall" --stall; }
+step_plain() { python3 "$root/bench/plain.py" "$out/plain" ${ROWS:+--rows "$ROWS"}; }
+step_plain_stall() { python3 "$root/bench/plain.py" "$out/plain_stall" --stall ${ROWS:+--rows "$ROWS"}; }
 # The proof of method 5: how far three names of one kernel differ, with the records of each sweep.
 step_same_kernel() {
   python3 "$root/bench/same_kernel.py" "$out/same_kernel" ${SWEEPS:-}

@@ -1,4 +1,4 @@
-"""python bench/plain.py OUT_FOLDER [--stall]: whether a job's numbers are those of a plain loop, on one GPU.
+"""python bench/plain.py OUT_FOLDER [--stall] [--rows N]: whether a job's numbers are those of a plain loop, on one GPU.
 
 A loop of ten lines (`loop`, which uses no module of attn_exp) and jobs as sweeps measure them take turns, A B B A, in
 one process. Compared are: `regime=sustained` with the second half of 3 s of the loop, `regime=burst` with its first
@@ -141,7 +141,7 @@ def stall_host() -> None:
     signal.setitimer(signal.ITIMER_REAL, 1.0, 1.0)
 
 
-def main(out: Path) -> int:
+def main(out: Path, rows_wanted: int) -> int:
     from attn_exp.core.text import grid
     from attn_exp.worker.machine.device import Machine
     from attn_exp.worker.measure import measure
@@ -151,7 +151,7 @@ def main(out: Path) -> int:
     machine = Machine.open("cuda")
     stream = torch.cuda.current_stream()
     rows: list[dict[str, object]] = []
-    for name, batch, length, causal in ROWS:
+    for name, batch, length, causal in ROWS[:rows_wanted]:
         try:
             with sdpa_kernel(SDPBackend.CUDNN_ATTENTION) if name == "cudnn" else contextlib.nullcontext():
                 calls = plain_calls(name, batch, length, causal)
@@ -256,7 +256,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--stall", action="store_true", help="the host stands still for 50 ms in each second")
+    parser.add_argument("--rows", type=int, default=len(ROWS), help="the first so many of its cases")
     given = parser.parse_args()
     if given.stall:
         stall_host()
-    sys.exit(main(given.out))
+    sys.exit(main(given.out, given.rows))
