@@ -4,7 +4,6 @@ from functools import cache, partial
 from typing import Any
 
 import triton
-from triton.testing import do_bench
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from attn_exp.kernels.backward_kernels import dkdv_kernel, dq_kernel
@@ -72,8 +71,6 @@ def autotuned(kernel: Any, item_bytes: int, width: int) -> Any:
             "WANT_DV",
         ],
         prune_configs_by={"early_config_prune": partial(_prune, kernel, item_bytes)},
-        # Configurations differ by tenths: a third of the default time tells them apart.
-        do_bench=partial(do_bench, warmup=10, rep=30),
     )(kernel)
 
 
