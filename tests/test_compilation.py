@@ -202,8 +202,10 @@ from attn_exp.backends.compile import use_caches
 use_caches(SimpleNamespace(caches=sys.argv[1] == "True", backend={"name": "b"}))
 import torch._inductor.config
 from torch._functorch._aot_autograd.autograd_cache import should_use_local_autograd_cache
+from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
 
 print(not torch._inductor.config.force_disable_caches, should_use_local_autograd_cache())
+assert triton_cache_dir(0).endswith(".triton/cache"), triton_cache_dir(0)
 """
 
 

@@ -164,6 +164,10 @@ def use_caches(request: Request) -> None:
     Code that this process compiled stays cached either way. AOTAutograd's key lacks the backends that SDPA may choose
     (pytorch#185449; torch 2.11 and 2.13): without a tag, `flash` would run what `math` compiled before it.
     """
+    # Inductor moves Triton's cache when it compiles, not when it finds what it needs in its own cache: without this a
+    # kernel of Triton that is measured after `flex` would be compiled again by the next process.
+    own = os.path.join(os.environ.get("TRITON_HOME", os.path.expanduser("~")), ".triton", "cache")
+    os.environ.setdefault("TRITON_CACHE_DIR", own)
     # Triton reads its variable at every compilation. PyTorch read its own before the first job arrived.
     os.environ["TRITON_ALWAYS_COMPILE"] = _OWN_ALWAYS_COMPILE if request.caches else "1"
     torch.compiler.config.force_disable_caches = not request.caches or _OWN_DISABLED
