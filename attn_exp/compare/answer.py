@@ -191,9 +191,10 @@ def results_of(sweeps: Iterable[Sweep]) -> list[Result]:
 
 def spreads_for(results: Iterable[Result], fixed: float | None) -> Spreads:
     """Return the spreads of the results' devices, from the margins that the doctor measured on this machine."""
+    results = list(results)
     environments = {id(result.environment): result.environment for result in results}.values()
     devices = {device_key(dict(environment)) for environment in environments}
-    return Spreads({device: margin_for(device) for device in sorted(devices)}, fixed)
+    return Spreads({device: margin_for(device) for device in sorted(devices)}, fixed, results)
 
 
 def _filtered(cells: Sequence[list[Cell]], where: str | None, *, pairs: bool) -> list[list[Cell]]:

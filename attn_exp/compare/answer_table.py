@@ -6,21 +6,22 @@ from collections.abc import Mapping, Sequence
 
 from attn_exp.compare.join import WAYS
 from attn_exp.compare.page_parts import case_part, case_values
-from attn_exp.compare.ranking import Ranking, by_group, gain_over, winners
-from attn_exp.compare.ratio import Spreads, geometric_mean
+from attn_exp.compare.ranking import Ranking, by_group, winners
+from attn_exp.compare.ratio import geometric_mean
 from attn_exp.compare.sheet import MARK, Column, Sheet
 from attn_exp.core.record.metrics import metric_named
 from attn_exp.core.record.status import STATUSES
-from attn_exp.core.stats.paired import MARGIN_FLOOR
 from attn_exp.core.text import printable
-from attn_exp.results.cell import ChosenMetric, same_kernel
+from attn_exp.results.cell import ChosenMetric
 from attn_exp.results.result import Result
 
+# The mark of a value that was not measured well enough.
+NOISE = "?"
 # The metric of each choice of `show=`.
 _METRICS = {"tflops": "tflops", "us": "time_us", "gb/s": "gb_per_s"}
 
 
-def answer_table(rows: Sequence[Ranking], metric: ChosenMetric, spreads: Spreads, show: str = "auto") -> Sheet:
+def answer_table(rows: Sequence[Ranking], metric: ChosenMetric, show: str = "auto") -> Sheet:
     """Return the table of the ranked rows of all cases and passes.
 
     Backends stand in the order of their mean speed, so that a narrow table omits the slowest. Names of one kernel that
@@ -31,7 +32,7 @@ def answer_table(rows: Sequence[Ranking], metric: ChosenMetric, spreads: Spreads
     labels, groups = _by_speed(rows, metric), by_group(rows)
     tables = [{row.label: row for row in group} for group in groups]
     valued = {row.label for row in rows if row.cell.value is not None}
-    kernels = _by_kernel([label for label in labels if label in valued], tables, metric, spreads)
+    kernels = _by_kernel([label for label in labels if label in valued], tables)
     # Timer and device have columns of their own.
     ways = [
         way for way in WAYS if way not in ("timer", "device") and len({WAYS[way](_told(one)) for one in groups}) > 1
@@ -45,7 +46,7 @@ def answer_table(rows: Sequence[Ranking], metric: ChosenMetric, spreads: Spreads
     )
     lines, any_won = [], False
     for group, table in zip(groups, tables, strict=True):
-        best = {id(row) for row in winners(group, metric)}
+        best = {id(row) for row in winners(group)}
         any_won = any_won or bool(best)
         columns_rows = [[table[label] for label in names if label in table] for names in kernels]
         texts = [MARK * any(id(row) in best for row in own) + _text(own, name) for own in columns_rows]
@@ -56,18 +57,18 @@ def answer_table(rows: Sequence[Ranking], metric: ChosenMetric, spreads: Spreads
     if any_won:
         title += f"; {MARK} {'fastest' if metric.kind.follows_clock else 'best'}, or too close to it to call"
     note = _without_number([label for label in labels if label not in valued], rows)
+    if any(NOISE in line for line in lines):
+        title += f"; {NOISE} not measured well enough, its interval is wider than +-25 %"
     return Sheet("answer", title, columns, tuple(lines), note=note)
 
 
-def _by_kernel(
-    labels: Sequence[str], tables: Sequence[Mapping[str, Ranking]], metric: ChosenMetric, spreads: Spreads
-) -> list[list[str]]:
-    """Return the labels, those together that ran one kernel and do not differ wherever both have a value."""
+def _by_kernel(labels: Sequence[str], tables: Sequence[Mapping[str, Ranking]]) -> list[list[str]]:
+    """Return the labels, those together that are one rival wherever both have a value; the shortest name first."""
 
     def one(label: str, other: str) -> bool:
         both = [(table[label], table[other]) for table in tables if label in table and other in table]
-        pairs = [(row, over) for row, over in both if row.cell.value is not None and over.cell.value is not None]
-        return bool(pairs) and all(_equal(row, over, metric, spreads) for row, over in pairs)
+        pairs = [row for row, over in both if row.cell.value is not None and over.cell.value is not None]
+        return bool(pairs) and all(other in row.same for row in pairs)
 
     kernels: list[list[str]] = []
     for label in labels:
@@ -76,14 +77,7 @@ def _by_kernel(
             kernels.append([label])
         else:
             names.append(label)
-    return kernels
-
-
-def _equal(row: Ranking, over: Ranking, metric: ChosenMetric, spreads: Spreads) -> bool:
-    if not same_kernel(row.cell.result, over.cell.result, row.cell.direction):
-        return False
-    ratio = gain_over(row.cell, over.cell, metric, spreads)
-    return ratio is not None and (ratio.low <= 1 <= ratio.high or abs(ratio.value - 1) <= MARGIN_FLOOR)
+    return [sorted(names, key=lambda name: (len(name), name)) for names in kernels]
 
 
 def _without_number(labels: Sequence[str], rows: Sequence[Ranking]) -> str:
@@ -130,6 +124,8 @@ def _by_speed(rows: Sequence[Ranking], metric: ChosenMetric) -> list[str]:
 
 def _text(rows: Sequence[Ranking], name: str) -> str:
     ok = [row.cell for row in rows if row.cell.result.status == "ok"]
+    if ok and all(cell.value is not None and not cell.compared for cell in ok):
+        return NOISE
     found = [cell.result.metrics.get(f"{cell.direction}/{name}") for cell in ok]
     values = [value for value in found if value is not None]
     if not values:

@@ -4,23 +4,50 @@ The rows are ranked in ranking.py; this module counts their winners and puts the
 """
 
 import html
-import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from attn_exp.compare.ranking import Ranking, by_group, is_tie, rank, winners
-from attn_exp.compare.ratio import Spreads, doubts, gain, geometric_mean, times_text, uncertainty
-from attn_exp.core.case.case import PASSES
-from attn_exp.core.stats.interval import Uncertainty, combined
+from attn_exp.compare.ratio import Ratio, Spreads, gain, geometric_mean, ratio, times_text, uncertainty
+from attn_exp.core.host.cpu import count_of
 from attn_exp.core.text import and_text
 from attn_exp.results.cell import Cell, ChosenMetric, cells_of
 from attn_exp.results.duel_command import Duel
 
-_NAMED = 3
+# A headline is no longer than this, and names so many winners and ties.
+_LONGEST, _NAMED = 120, 3
 # The timer `event` agrees with a plain loop within this share.
 _EVENT_SPREAD = 0.05
+# Timers that see nothing but the device: names of one kernel should not differ by them. What differs by more than this
+# does something else besides.
+_DEVICE_TIMERS, _MOST_DOUBT = ("device", "kernel", "graph"), 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """How many times better a winner is than the best of the others, as a geometric mean over rows.
+
+    Attributes:
+        over: the other backend.
+        value: the mean over all rows that both have.
+        low: the lower end of its 95 % interval.
+        high: the upper end.
+    """
+
+    over: str
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{times_text(self.value)} times as fast as {self.over} {self.interval}"
+
+    @property
+    def interval(self) -> str:
+        """The interval as `[1.06, 1.10]`."""
+        return f"[{times_text(self.low)}, {times_text(self.high)}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +58,13 @@ class Winners:
         group: all rows of the case and pass.
         rows: the winners.
         tied: whether these are several rivals. Names of one kernel, and equivalents by a duel, are one.
+        lead: the lead of the first over the best that is no winner; None without one.
     """
 
     group: tuple[Ranking, ...]
     rows: tuple[Ranking, ...]
     tied: bool
+    lead: Lead | None
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -48,30 +77,6 @@ class Winners:
         return self.rows[0].cell.direction
 
 
-@dataclass(frozen=True, slots=True)
-class Lead:
-    """How many times better the headline's winner is than the best of the others, as a geometric mean.
-
-    Attributes:
-        over: the other backend.
-        value: the mean over all rows that both have.
-        low: the lower end of its 95 % interval.
-        high: the upper end.
-        by_pass: the mean of each pass, if there are several.
-    """
-
-    over: str
-    value: float
-    low: float
-    high: float
-    by_pass: tuple[tuple[str, float], ...] = ()
-
-    def __str__(self) -> str:
-        each = ", ".join(f"{name} {times_text(value)}x" for name, value in self.by_pass)
-        interval = f"[{times_text(self.low)}, {times_text(self.high)}]"
-        return f"{times_text(self.value)}x {self.over} {interval}" + (f" ({each})" if each else "")
-
-
 @dataclass(frozen=True)
 class Answer:
     """Which backend is fastest where, and by how much; `str` and `lines` put it into words.
@@ -79,7 +84,10 @@ class Answer:
     Attributes:
         metric: the metric that the backends are ranked by.
         won: the winners of each case and pass with two backends or more.
-        lead: the lead of the headline's winner; None without another backend.
+        lead: the lead of the headline's winner; None without another backend, and where it wins no majority.
+        unmeasured: the number of cases and passes without two rows that were measured well enough.
+        noise: why most rows were not measured well enough; empty if most were.
+        doubt: what rows of one kernel differ by, as a sentence; empty if they agree.
         eager: the number of rows in which another backend is faster by the timer `event`, by label.
         eager_rows: the number of rows that this timer measured.
         settle: the duel that decides the tie in which most is at stake.
@@ -89,6 +97,9 @@ class Answer:
     metric: ChosenMetric
     won: tuple[Winners, ...] = ()
     lead: Lead | None = None
+    unmeasured: int = 0
+    noise: str = ""
+    doubt: str = ""
     eager: Mapping[str, int] | None = None
     eager_rows: int = 0
     settle: Duel | None = None
@@ -110,19 +121,9 @@ class Answer:
         return [*self.headline(), *filter(None, self.next_step())]
 
     def headline(self) -> list[str]:
-        """Return who is fastest, and where calls without a CUDA graph have another order, who is then."""
-        if not self.won:
-            return []
-        first, *others = _by_winners(self.won)
-        by_time = self.metric.kind.follows_clock
-        said = f"{first} {'are too close to call' if first.tied else 'is fastest' if by_time else 'is best'}"
-        said += "" if by_time else f" by {self.metric}"
-        said += f" in {len(first.rows)} of {self._all_rows()}" if others else self._everywhere()
-        if self.lead is not None:
-            said += f": {f'{first.leader} is ' if first.tied else ''}{self.lead}"
-        parts = [f"{one} {'tie ' if one.tied else ''}in {len(one.rows)}" for one in others[:_NAMED]]
-        parts += [f"others in {sum(len(one.rows) for one in others[_NAMED:])}"] if others[_NAMED:] else []
-        return ["; ".join([said, *parts]), *self._eager_line()]
+        """Return who is fastest; then what that cannot be trusted below, and another order by the timer `event`."""
+        said = [self._fastest()] if self.won else []
+        return [*filter(None, [self.noise, *said, self.doubt]), *self._eager_line()]
 
     def next_step(self) -> tuple[str, str]:
         """Return what is too close to call, and the command that decides it; both are empty if nothing is."""
@@ -131,35 +132,62 @@ class Answer:
         pair = f"{self.settle.a.result.label} and {self.settle.b.result.label}"
         if self.ties == 1:
             return f"{pair} are too close to call; to decide:", self.settle.command
-        said = f"too close to call in {self.ties} of {len(self.won)}; to decide"
+        said = f"too close to call in {self.ties} of {self._rows}; to decide"
         return (f"{said} all:", self.settle_all) if self.settle_all else (f"{said} {pair}:", self.settle.command)
 
-    def _everywhere(self) -> str:
-        passes, shapes = self._passes(), self._shapes()
-        said = "" if shapes == 1 else " in both shapes" if shapes == 2 else f" in all {shapes} shapes"
-        if len(passes) > 1:
-            return f"{said}, {and_text(passes)}"
-        return f"{said} in the {passes[0]} pass" if passes[0] != "forward" and not said else said
+    @property
+    def _rows(self) -> int:
+        return len(self.won) + self.unmeasured
 
-    def _all_rows(self) -> str:
-        passes, shapes = self._passes(), f"{self._shapes()} {'shape' if self._shapes() == 1 else 'shapes'}"
-        if len(self.won) == self._shapes():
-            return shapes
-        return f"{len(self.won)} ({shapes}, {and_text(passes)})"
-
-    def _shapes(self) -> int:
-        return len({one.rows[0].cell.result.case for one in self.won})
-
-    def _passes(self) -> list[str]:
-        there = {one.direction for one in self.won}
-        return [name for name in PASSES if name in there]
+    def _fastest(self) -> str:
+        first, *others = _by_winners(self.won)
+        by_time, count = self.metric.kind.follows_clock, self.ties if first.tied else len(first.rows)
+        one_rival = not others and all(row.lead is None for row in first.rows) and not first.tied
+        verdict = "are too close to call" if first.tied else "is fastest" if by_time else "is best"
+        said = f"{and_text(sorted(first.every))} do not differ" if one_rival else f"{first} {verdict}"
+        said += "" if by_time else f" by {self.metric}"
+        if self._rows > 1:
+            all_rows = "both rows" if self._rows == 2 else f"all {self._rows} rows"
+            said += f" in {all_rows if count == self._rows else f'{count} of {self._rows} rows'}"
+        if self.lead is not None:
+            lead = str(self.lead) if by_time else str(self.lead).replace(" as fast as ", " as good as ")
+            lead = f"; {first.leader} is {lead}" if first.tied else f", {lead}"
+            said += lead if len(said) + len(lead) <= _LONGEST else ""
+        parts = [f"{one} in {len(one.rows)}" for one in others if not one.tied][:_NAMED]
+        parts += [f"too close to call in {self.ties}"] if self.ties and not first.tied else []
+        parts += [f"not measured well enough in {self.unmeasured}"] if self.unmeasured else []
+        for part in parts:
+            said += f"; {part}" if len(said) + len(part) + 2 <= _LONGEST else ""
+        return said
 
     def _eager_line(self) -> list[str]:
         if not self.eager:
             return []
         each = [f"{label} is faster in {count}" for label, count in sorted(self.eager.items(), key=lambda one: -one[1])]
-        rows = str(self.eager_rows) if self.eager_rows == len(self.won) else f"the {self.eager_rows} with such times"
-        return [f"In eager PyTorch, where Python launches each call, {and_text(each)} of {rows}."]
+        return [f"In eager PyTorch, where Python launches each call, {and_text(each)} of {self.eager_rows} rows."]
+
+
+def winners_of(rows: Iterable[Ranking], metric: ChosenMetric, spreads: Spreads) -> list[Winners]:
+    """Return the winners of each case and pass of ranked rows that has two backends or more."""
+    found = []
+    for group in by_group(rows):
+        if best := winners(group):
+            others = [row for row in group if row.cell.compared and not row.best]
+            nearest = min(others, key=lambda row: (row.place, len(row.label), row.label), default=None)
+            over = None if nearest is None else _over(best[0], nearest, group, metric, spreads)
+            lead = None if nearest is None or over is None else Lead(nearest.label, over.value, over.low, over.high)
+            found.append(Winners(tuple(group), tuple(best), is_tie(best), lead))
+    return found
+
+
+def _over(
+    row: Ranking, other: Ranking, group: Sequence[Ranking], metric: ChosenMetric, spreads: Spreads
+) -> Ratio | None:
+    """Return how many times better a row's rival is than another one; what a duel decided counts."""
+    if (duel := row.duels.get(other.label)) is not None:
+        return Ratio(duel.value, duel.low, duel.high, 0.0, 0.0)
+    one, two = ([each.cell for each in group if each.label in (of.label, *of.same)] for of in (row, other))
+    return ratio(one, two, metric, spreads)
 
 
 def answer_of(
@@ -174,13 +202,56 @@ def answer_of(
     `ties` are the duels that decide what is too close to call, first where most is at stake, and `settle_all` is the
     command that runs all of them; empty if it is unknown.
     """
-    groups = [(tuple(group), winners(group, metric)) for group in by_group(rows)]
-    won = tuple(Winners(group, tuple(best), is_tie(best)) for group, best in groups if best)
-    if not won:
-        return Answer(metric)
+    won = tuple(winners_of(rows, metric, spreads))
+    several = [group for group in by_group(rows) if len({row.label for row in group if row.cell.value is not None}) > 1]
     eager, eager_rows = _eager(won, metric, spreads)
-    settle = ties[0] if ties else None
-    return Answer(metric, won, _lead(won, metric, spreads), eager, eager_rows, settle, settle_all)
+    return Answer(
+        metric=metric,
+        won=won,
+        lead=_lead(won, metric, spreads) if won else None,
+        unmeasured=len(several) - len(won),
+        noise=_noise([row for group in several for row in group if row.cell.value is not None]),
+        doubt=_doubt(several, metric, spreads),
+        eager=eager,
+        eager_rows=eager_rows,
+        settle=ties[0] if ties else None,
+        settle_all=settle_all,
+    )
+
+
+def _noise(rows: Sequence[Ranking]) -> str:
+    """Return why rows were not measured well enough, if more than half of them were not."""
+    noisy = [row.cell.result for row in rows if not row.cell.compared]
+    if 2 * len(noisy) <= len(rows):
+        return ""
+    busiest = max(noisy, key=lambda result: result.others)
+    processors = count_of(str(busiest.environment.get("cpu_affinity")))
+    why = f"other programs used {busiest.others:.1f} of {processors} processors"
+    why = why if busiest.others >= 0.1 else "their intervals are wider than +-25 %"
+    return f"not measured well enough in {len(noisy)} of {len(rows)} rows: {why}"
+
+
+def _doubt(groups: Iterable[Sequence[Ranking]], metric: ChosenMetric, spreads: Spreads) -> str:
+    """Return the pair of one kernel that differs most, as a sentence; empty if all agree."""
+    if not metric.follows_time:
+        return ""
+    found: list[tuple[float, str, str]] = []
+    for group in groups:
+        for row in group:
+            on_device = row.cell.result.device == "cuda" and row.cell.result.measuring.timer in _DEVICE_TIMERS
+            for other in group if on_device and row.cell.compared else ():
+                if other.label not in row.kernel or other.label in row.same or other.label <= row.label:
+                    continue
+                over = ratio([row.cell], [other.cell], metric, spreads) if other.cell.compared else None
+                if over is not None and (apart := math.expm1(abs(math.log(over.value)))) <= _MOST_DOUBT:
+                    found.append((apart, row.label, other.label))
+    if not found:
+        return ""
+    apart, one, other_name = max(found)
+    return (
+        f"{one} and {other_name} ran one kernel and differ by {100 * apart:.2g} %: "
+        "this sweep is not to be trusted below that"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,31 +277,22 @@ class _Same:
         return {label for one in self.rows for label in one.labels}
 
     def __str__(self) -> str:
-        if self.tied:
-            return and_text(self.labels)
-        own = self.labels[0]
-        others = sorted(set.intersection(*(set(one.labels) for one in self.rows)) - {own})
-        if not others:
-            return own
-        winner = next(row for row in self.rows[0].rows if row.label == own)
-        kind = "same kernel" if set(others) <= set(winner.same) else "equivalent"
-        return f"{own} ({kind}: {', '.join(others)})"
+        return and_text(self.labels) if len(self.labels) <= _NAMED else f"{len(self.labels)} backends"
 
 
 def _by_winners(won: Iterable[Winners]) -> list[_Same]:
-    """Return the rows with the same winners together, the most frequent first, sole winners before ties.
+    """Return the rows with the same winners together, sole winners before ties, the most frequent first.
 
-    If one kernel has several names, the one that wins most rows stands for all.
+    If one kernel has several names, the one that wins most rows stands for all, of several the shortest.
     """
     rows = list(won)
     wins = Counter(label for one in rows for label in one.labels)
-    firsts = Counter(one.rows[0].label for one in rows)
     found: dict[tuple[str, ...], list[Winners]] = defaultdict(list)
     for one in rows:
-        labels = one.labels if one.tied else (min(one.labels, key=lambda label: (-wins[label], -firsts[label])),)
+        labels = one.labels if one.tied else (min(one.labels, key=lambda label: (-wins[label], len(label), label)),)
         found[labels].append(one)
     same = [_Same(labels, tuple(rows)) for labels, rows in found.items()]
-    return sorted(same, key=lambda one: (-len(one.rows), one.tied))
+    return sorted(same, key=lambda one: (one.tied, -len(one.rows)))
 
 
 def _lead(won: Sequence[Winners], metric: ChosenMetric, spreads: Spreads) -> Lead | None:
@@ -241,7 +303,7 @@ def _lead(won: Sequence[Winners], metric: ChosenMetric, spreads: Spreads) -> Lea
     first, *others = _by_winners(won)
     if others and 2 * len(first.rows) <= len(won):
         return None
-    counts = Counter(row.label for one in won for row in one.group if row.cell.value is not None)
+    counts = Counter(row.label for one in won for row in one.group if row.cell.compared)
     leads = [
         lead
         for other in counts
@@ -249,35 +311,25 @@ def _lead(won: Sequence[Winners], metric: ChosenMetric, spreads: Spreads) -> Lea
         if other not in first.every and 2 * counts[other] >= len(won)
         if (lead := _lead_over(first.leader, other, won, metric, spreads)) is not None
     ]
-    return min(leads, key=lambda lead: lead.value, default=None)
+    return min(leads, key=lambda lead: (lead.value, len(lead.over), lead.over), default=None)
 
 
 def _lead_over(label: str, over: str, won: Sequence[Winners], metric: ChosenMetric, spreads: Spreads) -> Lead | None:
-    logs, own, spread = defaultdict[str, list[float]](list), list[Uncertainty](), 0.0
+    logs, squares, spread = list[float](), list[float](), 0.0
     for one in won:
         of_label = {row.label: row for row in one.group}
         row, other = of_label.get(label), of_label.get(over)
-        if row is None or other is None:
+        found = None if row is None or other is None else _over(row, other, one.group, metric, spreads)
+        if found is None:
             continue
-        if (duel := row.duels.get(over)) is not None:
-            logs[one.direction].append(math.log(duel.value))
-            own.append(Uncertainty((math.log(duel.high) - math.log(duel.low)) / 2))
-            continue
-        log = gain(row.cell, other.cell, metric)
-        if log is None:
-            continue
-        logs[one.direction].append(log)
-        parts, least = doubts(row.cell, other.cell, spreads.between_rows(row.cell.result, other.cell.result))
-        own += parts
-        spread = max(spread, least)
-    every = list(itertools.chain(*logs.values()))
-    if not every:
+        logs.append(math.log(found.value))
+        squares.append(max(0.0, math.log(found.high / found.value) ** 2 - math.log1p(found.spread) ** 2))
+        spread = max(spread, found.spread)
+    if not logs:
         return None
-    whole = combined(own)
-    half = combined([Uncertainty(whole.half / len(every), whole.degrees), Uncertainty(math.log1p(spread))]).half
-    mean = geometric_mean(every)
-    by_pass = tuple((name, geometric_mean(logs[name])) for name in PASSES if name in logs) if len(logs) > 1 else ()
-    return Lead(over, mean, mean * math.exp(-half), mean * math.exp(half), by_pass)
+    half = math.hypot(math.sqrt(math.fsum(squares)) / len(logs), math.log1p(spread))
+    mean = geometric_mean(logs)
+    return Lead(over, mean, mean * math.exp(-half), mean * math.exp(half))
 
 
 def _eager(won: Sequence[Winners], metric: ChosenMetric, spreads: Spreads) -> tuple[dict[str, int], int]:

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from attn_exp.compare.answer import chosen, homes, labelled, results_of, spreads_for
-from attn_exp.compare.ranking import Ranking, by_group, is_tie, winners
-from attn_exp.compare.ratio import Spreads, ratio
+from attn_exp.compare.fastest import winners_of
+from attn_exp.compare.ranking import Ranking, by_group, is_tie
+from attn_exp.compare.ratio import Spreads
 from attn_exp.compare.rivals import compare_rivals
 from attn_exp.compare.settled import Settlements
 from attn_exp.core.case.case import Case
@@ -160,38 +161,24 @@ def _sum(result: Result, halves: Sequence[Cell]) -> Cell:
 
 def _bucket(mode: Mode, group: Sequence[Ranking], metric: ChosenMetric, spreads: Spreads) -> Bucket | None:
     """Return the bucket of the rows of one case; None if none has a time. A tie goes to the least upper bound."""
-    valued = [row for row in group if row.cell.value is not None]
+    valued = [row for row in group if row.cell.compared]
     if not valued:
         return None
-    won = winners(group, metric) or valued
+    found = winners_of(group, metric, spreads)
+    won = found[0].rows if found else tuple(valued)
     tied = is_tie(won)
     best = min(won, key=lambda row: (row.cell.value or 0.0) * math.exp(row.cell.half or 0.0)) if tied else won[0]
+    lead = found[0].lead if found else None
     return Bucket(
         mode=mode,
         case=best.cell.result.case,
         pick=best.label,
         undecided=tuple(sorted(row.label for row in won)) if tied else (),
-        margin=_margin(best, won, valued, metric, spreads),
+        margin=None if lead is None else Margin(over=lead.over, times=lead.value, low=lead.low, high=lead.high),
         times_us={row.label: float(row.cell.value or 0.0) for row in valued},
         halves={row.label: row.cell.half for row in valued if row.cell.half is not None},
         records={row.cell.result.job: _hash(row.cell.result) for row in valued},
     )
-
-
-def _margin(
-    best: Ranking, won: Sequence[Ranking], rows: Sequence[Ranking], metric: ChosenMetric, spreads: Spreads
-) -> Margin | None:
-    """Return the lead over the next best that is no winner; what a duel decided counts. None without one."""
-    winning = {row.label for row in won}
-    others = [row for row in rows if row.label not in winning]
-    if not others:
-        return None
-    next_best = min(others, key=lambda row: row.cell.value or math.inf)
-    if (duel := best.duels.get(next_best.label)) is not None:
-        return Margin(over=next_best.label, times=duel.value, low=duel.low, high=duel.high)
-    one, other = best.cell, next_best.cell
-    found = ratio(one, other, metric, spreads.between_rows(one.result, other.result))
-    return None if found is None else Margin(over=next_best.label, times=found.value, low=found.low, high=found.high)
 
 
 def _once(buckets: Iterable[Bucket]) -> list[Bucket]:

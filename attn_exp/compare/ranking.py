@@ -1,9 +1,11 @@
 """Rank the backends of one case and pass: which is the fastest, and which are too close to it to call.
 
 Intervals decide, and flags inform: a row differs from the fastest if the interval of their ratio, corrected for the
-number of rivals, excludes 1. Only a row without a value is left out.
+number of rivals, excludes 1. A row without a value, or with a half-width above 25 %, is left out.
 """
 
+import math
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +13,7 @@ from dataclasses import dataclass, field
 from attn_exp.compare.ratio import Ratio, Spreads, ratio
 from attn_exp.compare.settled import Settled, Settlements
 from attn_exp.core.stats.multiple import worse_than_best
+from attn_exp.core.stats.paired import MARGIN_FLOOR
 from attn_exp.results.cell import Cell, ChosenMetric, same_kernel
 
 
@@ -19,16 +22,19 @@ class Ranking:
     """One cell among the backends of its case and pass.
 
     `gain` is how many times better it is than the baseline, or without a baseline than the best. It is None if the cell
-    or the baseline has no value. `best` marks the best and all that are too close to it to call. `same` are the labels
-    of the backends that ran the same kernel: they are one rival, and differ by noise. `duels` has what duels decided
-    about the row and others that are or were among the best, by label.
+    or the baseline has no value that was measured well enough. `best` marks the best and all that are too close to it
+    to call. `kernel` are the labels of the backends that ran the same kernels as often, and `same` those of them whose
+    intervals agree with it: they are one rival, which ranks by its mean, `place`. `duels` has what duels decided about
+    the row and others that are or were among the best, by label.
     """
 
     cell: Cell
     group: int
     gain: Ratio | None
     best: bool
+    place: float
     same: tuple[str, ...] = ()
+    kernel: tuple[str, ...] = ()
     duels: Mapping[str, Settled] = field(default_factory=dict)
 
     @property
@@ -60,48 +66,67 @@ def ranked(
 ) -> list[Ranking]:
     """Rank the cells of one group, which may be compared with each other.
 
-    Backends that ran the same kernel count as one, whose fastest row stands for it. `settlements` may decide pairs that
-    intervals leave too close to call.
+    Names of one kernel whose intervals agree are one rival. `settlements` may decide pairs that intervals leave too
+    close to call.
     """
-    valued = [cell for cell in group if cell.value is not None]
-    first = base = min(valued, key=lambda cell: rank(cell, metric), default=None)
+    rivals = _rivals([cell for cell in group if cell.compared], metric, spreads)
+    of_cell = {id(cell): rival for rival in rivals for cell in rival}
+    base = rivals[0] if rivals else []
     if baseline:
-        base = next((cell for cell in valued if is_label(cell.result.label, baseline)), None)
-    close = _among_the_best(first, valued, metric, spreads) if first is not None else []
-    among = {id(cell) for cell in settlements.left(close)}
-    return [
-        Ranking(
-            cell,
-            index,
-            gain_over(cell, base, metric, spreads),
-            id(cell) in among,
-            tuple(
-                other.result.label
-                for other in group
-                if other is not cell and same_kernel(cell.result, other.result, cell.direction)
-            ),
-            _of_duels(cell, close, settlements),
+        base = next((rival for rival in rivals if any(is_label(one.result.label, baseline) for one in rival)), [])
+    close = _among_the_best(rivals, metric, spreads)
+    best = {id(cell) for rival in settlements.left(close) for cell in rival}
+    rows = []
+    for cell in group:
+        rival = of_cell.get(id(cell), [])
+        others = [other for other in group if other is not cell]
+        rows.append(
+            Ranking(
+                cell,
+                index,
+                Ratio(1.0, 1.0, 1.0, 0.0, 1.0) if rival is base and rival else ratio(rival, base, metric, spreads),
+                id(cell) in best,
+                _place(rival, metric) if rival else math.inf,
+                tuple(other.result.label for other in others if any(other is one for one in rival)),
+                tuple(one.result.label for one in others if same_kernel(cell.result, one.result, cell.direction)),
+                _of_duels(cell, [one for each in close for one in each], settlements),
+            )
         )
-        for cell in group
-    ]
+    return rows
 
 
-def _among_the_best(best: Cell, valued: Sequence[Cell], metric: ChosenMetric, spreads: Spreads) -> list[Cell]:
-    """Return the best cell and those that are too close to it to call."""
+def _rivals(cells: Sequence[Cell], metric: ChosenMetric, spreads: Spreads) -> list[list[Cell]]:
+    """Return the rivals, the best first: a cell, or those of one kernel whose intervals agree."""
+
+    def agree(cell: Cell, other: Cell) -> bool:
+        if not same_kernel(cell.result, other.result, cell.direction):
+            return False
+        found = ratio([cell], [other], metric, spreads)
+        return found is not None and (found.low <= 1 <= found.high or abs(found.value - 1) <= MARGIN_FLOOR)
+
     rivals: list[list[Cell]] = []
-    for cell in sorted(valued, key=lambda cell: rank(cell, metric)):
-        one = next((one for one in rivals if same_kernel(one[0].result, cell.result, cell.direction)), None)
-        if one is None:
+    for cell in sorted(cells, key=lambda cell: rank(cell, metric)):
+        rival = next((rival for rival in rivals if all(agree(cell, other) for other in rival)), None)
+        if rival is None:
             rivals.append([cell])
         else:
-            one.append(cell)
-    leading, *others = rivals
-    over_best = [(one, over) for one in others if (over := gain_over(one[0], best, metric, spreads)) is not None]
+            rival.append(cell)
+    return sorted(rivals, key=lambda rival: _place(rival, metric))
+
+
+def _place(rival: Sequence[Cell], metric: ChosenMetric) -> float:
+    return statistics.fmean(rank(cell, metric) for cell in rival)
+
+
+def _among_the_best(rivals: Sequence[list[Cell]], metric: ChosenMetric, spreads: Spreads) -> list[list[Cell]]:
+    """Return the best rival and those that are too close to it to call."""
+    if not rivals:
+        return []
+    best, *others = rivals
+    over_best = [(rival, over) for rival in others if (over := ratio(rival, best, metric, spreads)) is not None]
     # A pair that was not measured in turns may contradict the order of those that were.
-    known = [(one, over.p if over.value < 1 else 1.0) for one, over in over_best]
-    worse = worse_than_best([p for _, p in known])
-    close = [one for (one, _), is_worse in zip(known, worse, strict=True) if not is_worse]
-    return [cell for one in (leading, *close) for cell in one]
+    worse = worse_than_best([over.p if over.value < 1 else 1.0 for _, over in over_best])
+    return [best, *(rival for (rival, _), is_worse in zip(over_best, worse, strict=True) if not is_worse)]
 
 
 def _of_duels(cell: Cell, contenders: Sequence[Cell], settlements: Settlements) -> dict[str, Settled]:
@@ -112,26 +137,14 @@ def _of_duels(cell: Cell, contenders: Sequence[Cell], settlements: Settlements) 
     return {label: one for label, one in found if one is not None}
 
 
-def gain_over(cell: Cell, over: Cell | None, metric: ChosenMetric, spreads: Spreads) -> Ratio | None:
-    """Return how many times better a cell is than another one of its group; None without two values."""
-    if over is None or cell.value is None:
-        return None
-    if cell is over:
-        return Ratio(1.0, 1.0, 1.0, 0.0, 1.0)
-    kind = metric.kind
-    # Equal calls take the same memory and make the same errors.
-    varies = kind.follows_clock or kind.has_time_interval or kind.of_power
-    return ratio(cell, over, metric, spreads.between_rows(cell.result, over.result) if varies else 0.0)
-
-
-def winners(group: Sequence[Ranking], metric: ChosenMetric) -> list[Ranking]:
+def winners(group: Sequence[Ranking]) -> list[Ranking]:
     """Return the best row of a case and pass and those that are too close to it to call, the best one first.
 
     This is what every table, page and command means by the fastest; empty where fewer than two backends have a value.
     """
-    if len({row.label for row in group if row.cell.value is not None}) < 2:
+    if len({row.label for row in group if row.cell.compared}) < 2:
         return []
-    return sorted((row for row in group if row.best), key=lambda row: rank(row.cell, metric))
+    return sorted((row for row in group if row.best), key=lambda row: (row.place, len(row.label), row.label))
 
 
 def is_tie(best: Sequence[Ranking]) -> bool:
@@ -143,9 +156,9 @@ def is_tie(best: Sequence[Ranking]) -> bool:
     return any(row.label not in one for row in best)
 
 
-def open_pair(group: Sequence[Ranking], metric: ChosenMetric) -> tuple[Ranking, Ranking] | None:
+def open_pair(group: Sequence[Ranking]) -> tuple[Ranking, Ranking] | None:
     """Return the two fastest rows that are too close to call and no duel compared, sorted by their labels, or None."""
-    best = winners(group, metric)
+    best = winners(group)
     if not is_tie(best):
         return None
     first, *others = best

@@ -6,14 +6,18 @@ differ because they ran at different times. The constants below were observed; `
 turns.
 """
 
+import itertools
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
+from attn_exp.compare.join import method_key
 from attn_exp.core.stats.interval import Uncertainty, combined
 from attn_exp.core.stats.paired import MARGIN_FLOOR
 from attn_exp.results.calibration import device_key
-from attn_exp.results.cell import Cell, ChosenMetric, Turns
+from attn_exp.results.cell import Cell, ChosenMetric, Turns, kernel_identity
 from attn_exp.results.result import Result
 
 # Twelve medians of the same call, measured consecutively on an H200 under its power cap, spread by 0.8 to 2.2 %.
@@ -49,10 +53,15 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Spreads:
-    """How much equal rows may differ: the smallest meaningful difference per device, or one value for all."""
+    """How much equal rows may differ: the smallest meaningful difference per device, or one value for all.
+
+    Rows of one kernel among `results` say how much equal rows of two sweeps differ.
+    """
 
     margins: Mapping[str, float]
     fixed: float | None = None
+    results: Sequence[Result] = ()
+    _known: dict[frozenset[str], float | None] = field(default_factory=dict)
 
     def margin(self, result: Result) -> float:
         """Return the smallest meaningful difference between rows of the result's device."""
@@ -79,13 +88,40 @@ class Spreads:
         """Return how much equal cells of two sessions may differ, without canaries to correct for the session."""
         if self.fixed is not None:
             return self.fixed
+        if (seen := self._of_one_kernel(one, other)) is not None:
+            return seen
         known = PROCESSOR_SESSION_SPREAD if one.device == "cpu" else SESSION_SPREAD
         margin = max(self.margin(one), self.margin(other), known)
         return math.hypot(margin, OTHER_GPU_SPREAD) if _other_gpu(one, other) else margin
 
     def with_canaries(self, one: Result, other: Result, scatter: float) -> float:
         """Return how much equal cells of two sessions may differ after correction by canaries of this scatter."""
-        return self.fixed if self.fixed is not None else max(self.margin(one), self.margin(other), scatter)
+        if self.fixed is not None:
+            return self.fixed
+        return self._of_one_kernel(one, other) or max(self.margin(one), self.margin(other), scatter)
+
+    def _of_one_kernel(self, one: Result, other: Result) -> float | None:
+        """Return what rows of one kernel under two names differ by between two sweeps, at least 1 %; None without any.
+
+        It is the 95th percentile: one that another program disturbed is no margin for all.
+        """
+        both = frozenset((one.sweep, other.sweep))
+        if both not in self._known:
+            rows: dict[Any, list[Result]] = defaultdict(list)
+            for result in self.results if len(both) == 2 else ():
+                for direction in result.kernels if result.sweep in both else ():
+                    ran = kernel_identity(result, direction)
+                    if ran is not None and f"{direction}/time_us" in result.metrics:
+                        rows[result.case, method_key(result), direction, ran].append(result)
+            logs = sorted(
+                abs(math.log(a.metrics[f"{key[2]}/time_us"] / b.metrics[f"{key[2]}/time_us"]))
+                for key, results in rows.items()
+                for a, b in itertools.combinations(results, 2)
+                if a.sweep != b.sweep and a.label != b.label
+            )
+            at = math.ceil(0.95 * len(logs)) - 1
+            self._known[both] = max(MARGIN_FLOOR, math.expm1(logs[at])) if logs else None
+        return self._known[both]
 
 
 def geometric_mean(logs: Sequence[float]) -> float:
@@ -122,14 +158,29 @@ def uncertainty(cell: Cell, over: Cell, spread: float) -> Uncertainty:
     return combined([*own, Uncertainty(math.log1p(spread))])
 
 
-def ratio(cell: Cell, over: Cell, metric: ChosenMetric, spread: float) -> Ratio | None:
-    """Return how many times better `cell` is than `over`, with its interval, or None without two values."""
-    log = gain(cell, over, metric)
-    if log is None:
+def ratio(cells: Sequence[Cell], over: Sequence[Cell], metric: ChosenMetric, spreads: Spreads) -> Ratio | None:
+    """Return how many times better a rival is than another one of its case and pass, or None without two values.
+
+    A rival is a cell, or several of one kernel: then it is the geometric mean over all pairs, with their mean interval,
+    since pairs of one kernel are not independent.
+    """
+    kind = metric.kind
+    # Equal calls take the same memory and make the same errors.
+    varies = kind.follows_clock or kind.has_time_interval or kind.of_power
+    logs, own, widest = list[float](), list[Uncertainty](), 0.0
+    for cell, other in itertools.product(cells, over):
+        log = gain(cell, other, metric)
+        if log is None:
+            return None
+        parts, spread = doubts(cell, other, spreads.between_rows(cell.result, other.result) if varies else 0.0)
+        logs.append(log)
+        own.append(combined([*parts, Uncertainty(math.log1p(spread))]))
+        widest = max(widest, spread)
+    if not logs:
         return None
-    own, spread = doubts(cell, over, spread)
-    doubt = combined([*own, Uncertainty(math.log1p(spread))])
-    return Ratio(math.exp(log), math.exp(log - doubt.half), math.exp(log + doubt.half), spread, doubt.p_value(log))
+    log = math.fsum(logs) / len(logs)
+    doubt = Uncertainty(math.fsum(one.half for one in own) / len(own), min(one.degrees for one in own))
+    return Ratio(math.exp(log), math.exp(log - doubt.half), math.exp(log + doubt.half), widest, doubt.p_value(log))
 
 
 def times_text(value: float) -> str:

@@ -72,7 +72,7 @@ def means(rows: Sequence[Ranking], labels: Sequence[str], by: Sequence[str], met
         index: {row.label for row in best}
         for cases in groups.values()
         for index, case in cases.items()
-        if (best := winners([*case.values()], metric)) and not is_tie(best)
+        if (best := winners([*case.values()])) and not is_tie(best)
     }
     every = [
         _mean(where, direction, label, cases, won)
@@ -108,7 +108,7 @@ _POWER = (
 )
 _DUELS = "duels beside the sweep decided what intervals leave too close to call"
 _TURNS = f"of rows measured in turns: their rounds' ratio ({100 * TURNS_FLOOR:.1f} % and more)"
-_SAME = "same kernel: these backends ran one and the same kernel, so that they differ by noise (A/A)"
+_SAME = "same kernel: these backends ran the same kernels, as often; those whose intervals agree are one rival"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -142,7 +142,7 @@ class Rivals(Comparison):
                     Column("place", "best", joined=lambda row: row["best"] if row["status"] == "ok" else row["status"]),
                     None,
                 ),
-                (Column("same_kernel", "same kernel", spare=4), lambda row: " ".join(row.same)),
+                (Column("same_kernel", "same kernel", spare=4), lambda row: ", ".join(row.kernel)),
                 (Column("flags", ""), lambda row: " ".join(row.cell.flags)),
                 (Column("second_opinions", ""), lambda row: "; ".join(row.cell.result.second_opinions)),
                 (Column("marks", "marks", spare=1), lambda row: flag_marks(row.cell.flags)),
@@ -212,7 +212,7 @@ def compare_rivals(
         broken=tuple(sentence for sweep in sweeps for sentence in sweep.broken),
         notes=(
             *([_POWER] if metric.kind.of_power and answer.ties else ()),
-            *([_SAME] if any(row.same for row in rows) else ()),
+            *([_SAME] if any(row.kernel for row in rows) else ()),
             *([_DUELS] if any(row.duels for row in rows) else ()),
             *notes,
             *([_TURNS] if any(row.cell.turns and row.cell.turns.links for row in rows) else ()),
@@ -224,7 +224,7 @@ def compare_rivals(
         means=means(rows, labels, by, metric),
         by=by,
         answer=answer,
-        table=answer_table(rows, metric, spreads, show),
+        table=answer_table(rows, metric, show),
         ties=ties,
     )
 
@@ -233,7 +233,7 @@ def _ties(rows: Sequence[Ranking], metric: ChosenMetric) -> tuple[Duel, ...]:
     """Return the duels of ties, those first in which most is at stake: the difference, in both passes."""
     if not metric.settled_by_duels:
         return ()
-    pairs = [pair for group in by_group(rows) if (pair := open_pair(group, metric)) is not None]
+    pairs = [pair for group in by_group(rows) if (pair := open_pair(group)) is not None]
     found = list(zip(duels([(one.cell, two.cell) for one, two in pairs]), pairs, strict=True))
     stakes: dict[str, float] = defaultdict(float)
     for duel, (one, two) in found:

@@ -6,7 +6,7 @@ from typing import Any
 
 from attn_exp.compare.join import machine, method_key
 from attn_exp.core.source import short
-from attn_exp.results.cell import Cell, same_kernel
+from attn_exp.results.cell import Cell
 from attn_exp.results.duels import Duelled
 from attn_exp.results.result import Result
 
@@ -49,23 +49,18 @@ class Settlements:
             return None
         return self._pairs.get((_side(cell.result), _side(other.result), cell.direction))
 
-    def left(self, contenders: Sequence[Cell]) -> list[Cell]:
-        """Return the cells that no duel found slower than another of them; all, if duels contradict each other."""
-        if not self:
-            return list(contenders)
+    def left(self, rivals: Sequence[list[Cell]]) -> list[list[Cell]]:
+        """Return the rivals that no duel found slower than another of them; all, if duels contradict each other.
 
-        def beaten(cell: Cell) -> bool:
-            over = (self.over(cell, other) for other in contenders)
+        A rival is a cell, or several names of one kernel, which stand or fall together.
+        """
+
+        def beaten(rival: list[Cell]) -> bool:
+            others = [other for each in rivals if each is not rival for other in each]
+            over = (self.over(cell, other) for cell in rival for other in others)
             return any(one is not None and not one.equal and one.value < 1 for one in over)
 
-        slower = [cell for cell in contenders if beaten(cell)]
-        # Names of one kernel stand or fall together.
-        gone = {
-            id(cell)
-            for cell in contenders
-            if any(cell is one or same_kernel(cell.result, one.result, cell.direction) for one in slower)
-        }
-        return [cell for cell in contenders if id(cell) not in gone] or list(contenders)
+        return [rival for rival in rivals if not beaten(rival)] or list(rivals)
 
 
 def _side(result: Result) -> tuple[Any, ...]:

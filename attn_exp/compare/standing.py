@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attn_exp.compare.join import case_of
-from attn_exp.compare.ranking import Ranking, by_group, is_label, is_tie, rank, winners
+from attn_exp.compare.ranking import Ranking, by_group, is_label, is_tie, winners
 from attn_exp.compare.ratio import gain, geometric_mean
 from attn_exp.compare.rivals import Rivals
 from attn_exp.core.case.case import PASSES
@@ -59,7 +59,7 @@ def standings(rivals: Rivals) -> Standings:
     best: dict[tuple[str, str], int] = defaultdict(int)
     cases: dict[str, int] = defaultdict(int)
     for group in by_group(rivals.rows):
-        if not (won := winners(group, rivals.metric)):
+        if not (won := winners(group)):
             continue
         base = next((row for row in group if is_label(row.label, baseline)), None)
         cases[group[0].cell.direction] += 1
@@ -67,7 +67,7 @@ def standings(rivals: Rivals) -> Standings:
         for row in group:
             label, side, own = row.label, row.cell.direction, of_jobs[row.cell.result.job]
             best[label, side] += label in sole
-            if (place := _rank(row, group, rivals)) is not None:
+            if (place := _rank(row, group)) is not None:
                 own[f"{side}/rank"] = place
             log = gain(row.cell, base.cell, rivals.metric) if base is not None else None
             said[row.cell.result.job][side] = _said(row, group, place, log, baseline)
@@ -126,16 +126,13 @@ def _said(row: Ranking, group: Sequence[Ranking], place: float | None, log: floa
     return f"{place_said}, {math.exp(log):.2f} times as fast as {baseline}"
 
 
-def _rank(row: Ranking, group: Sequence[Ranking], rivals: Rivals) -> float | None:
-    """Return how many are better, and one: 1 for the best and all too close to it; None without a value.
+def _rank(row: Ranking, group: Sequence[Ranking]) -> float | None:
+    """Return how many are better, and one: 1 for the best and all too close to it; None without a sound value.
 
     Backends that ran one kernel have one rank.
     """
-    if row.cell.value is None:
+    if not row.cell.compared:
         return None
     if row.best:
         return 1.0
-    valued = [other for other in group if other.cell.value is not None]
-    own = min(rank(other.cell, rivals.metric) for other in valued if other is row or other.label in row.same)
-    better = (other.best or rank(other.cell, rivals.metric) < own for other in valued if other.label not in row.same)
-    return 1.0 + sum(better)
+    return 1.0 + sum(other.best or other.place < row.place for other in group if other.cell.compared)

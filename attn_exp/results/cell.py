@@ -14,6 +14,8 @@ from attn_exp.core.text import SHORT
 from attn_exp.results.result import Result
 
 _METRICS_SHOWN = 12
+# A value with a wider interval, relative to it, was not measured well enough to be compared.
+_WIDEST_COMPARED = 0.25
 # Nothing is known of a value with such a half-width of its logarithm, and ratios of two such still are numbers.
 _WIDEST = 100.0
 # Names of C++ carry their template arguments, and those of libraries shape and architecture. A plain name, as Triton
@@ -89,6 +91,11 @@ class Cell:
     def half_width(self) -> float | None:
         """Return the relative half-width, (high - low) / 2 / value, as sweeps' tables show it: 0.01 is ±1 %."""
         return None if self.half is None else math.sinh(self.half)
+
+    @property
+    def compared(self) -> bool:
+        """Whether it has a value that was measured well enough to be compared."""
+        return self.value is not None and (self.half_width or 0.0) <= _WIDEST_COMPARED
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -211,21 +218,25 @@ def attends(name: str) -> bool:
     return _ATTENTION.fullmatch(name) is not None
 
 
-def kernel_identity(result: Result, direction: str) -> frozenset[str] | None:
-    """Return what identifies the kernels of a pass; None if their names do not, or if they are unknown.
+def kernel_identity(result: Result, direction: str) -> frozenset[tuple[str, int]] | None:
+    """Return what identifies the kernels of a pass: their names, and how often a call launches each.
 
-    On a CPU it is the names of all operators, if one of them computes attention as a whole.
+    None if the names do not identify them, or if they are unknown. On a CPU it is all operators, if one of them
+    computes attention as a whole. A step that was not measured runs the kernels of both halves.
     """
-    return _identity(result.kernels.get(direction, ()), result.device) if result.status == "ok" else None
+    if result.status != "ok":
+        return None
+    halves = HALVES if direction == "step" and direction not in result.kernels else (direction,)
+    each = [_identity(result.kernels.get(half, ()), result.launches.get(half, ()), result.device) for half in halves]
+    return None if None in each else frozenset().union(*filter(None, each))
 
 
 # Each result of a case is compared with each other one, and thousands have the same kernels.
 @lru_cache(1 << 12)
-def _identity(kernels: tuple[str, ...], device: str) -> frozenset[str] | None:
-    names = frozenset(kernels)
-    if device == "cpu":
-        return names if any(map(attends, names)) else None
-    return names if names and all(_TELLING.search(name) for name in names) else None
+def _identity(kernels: tuple[str, ...], launches: tuple[int, ...], device: str) -> frozenset[tuple[str, int]] | None:
+    telling = map(attends, kernels) if device == "cpu" else map(_TELLING.search, kernels)
+    enough = any(telling) if device == "cpu" else kernels and all(telling)
+    return frozenset(zip(kernels, launches, strict=True)) if enough else None
 
 
 def same_kernel(one: Result, other: Result, direction: str) -> bool:

@@ -14,7 +14,7 @@ from attn_exp.core.case.case import Case
 from attn_exp.core.catalogue import About, later_options, recorded_about
 from attn_exp.core.errors import NOT_DECODED, RecordError, UserError, check_name
 from attn_exp.core.record.file import FILE_NAME, read_record
-from attn_exp.core.record.flags import flags_in
+from attn_exp.core.record.flags import flags_in, others_cores
 from attn_exp.core.record.record import SCHEMA, Disagreement, Paired, Record
 from attn_exp.core.record.request import Compile, Measuring, backend_label, settings
 from attn_exp.core.record.soundness import check_environment, odd_times
@@ -32,7 +32,8 @@ class Result:
 
     `label` names the backend in tables (`named` makes labels unique), `l2` says whether the primary timer flushed the
     L2 cache (`cold`, `warm`, or empty if nothing was timed). `kernels` are the names of each pass' kernels, the
-    longest-running first, `profiles` the names of the profilers that ran, `second_opinions` says which timers disagree.
+    longest-running first, `launches` how often a call launches each, `others` how many processors other programs used
+    if the result is unstable, `profiles` the profilers that ran, `second_opinions` says which timers disagree.
     `pass_flags` are the flags that follow from each pass's own samples. `paired` says of each pass that was measured in
     turns how it compares with its base, without the base's samples. Results of two sweeps that have the same `key`
     (case, backend with options, compiler, kind of device) are joined in comparisons. `source` says where a backend from
@@ -58,6 +59,8 @@ class Result:
     ceilings: Mapping[str, float]
     l2: str
     kernels: Mapping[str, tuple[str, ...]]
+    launches: Mapping[str, tuple[int, ...]]
+    others: float
     profiles: tuple[str, ...]
     second_opinions: tuple[str, ...]
     pass_flags: Mapping[str, tuple[str, ...]]
@@ -152,6 +155,11 @@ def decode(content: bytes, path: Path) -> Result:
         if wrong := odd_times(measuring.passes, lean.metrics, ok=lean.status == "ok"):
             raise RecordError(f"{path} is not a record: {wrong}")
         timings = [timing for measured in lean.passes.values() for timing in measured.timings[:1]]
+        kernels = {
+            direction: sorted(measured.kernels, key=lambda one: -one.time_us)
+            for direction, measured in lean.passes.items()
+            if measured.kernels
+        }
         return Result(
             job=request.job,
             sweep=request.sweep,
@@ -172,11 +180,9 @@ def decode(content: bytes, path: Path) -> Result:
             canaries=canaries,
             ceilings=ceilings,
             l2=timings[0].l2 if timings else "",
-            kernels={
-                direction: tuple(sys.intern(one.name) for one in sorted(measured.kernels, key=lambda one: -one.time_us))
-                for direction, measured in lean.passes.items()
-                if measured.kernels
-            },
+            kernels={direction: tuple(sys.intern(one.name) for one in ran) for direction, ran in kernels.items()},
+            launches={direction: tuple(round(one.count) for one in ran) for direction, ran in kernels.items()},
+            others=_others(bytes(lean.telemetry)) if "unstable" in lean.flags and lean.telemetry else 0.0,
             profiles=tuple(lean.profiles),
             second_opinions=tuple(
                 f"{direction}: {pair}" for direction, measured in lean.passes.items() for pair in measured.disagreements
@@ -209,6 +215,7 @@ class _Timing(msgspec.Struct, gc=False):
 class _Kernel(msgspec.Struct, gc=False):
     name: str
     time_us: float
+    count: float = 1.0
 
 
 class _Paired(msgspec.Struct, gc=False):
@@ -261,11 +268,17 @@ class _Lean(msgspec.Struct, gc=False):
     environment: msgspec.Raw = msgspec.Raw()
     canaries: msgspec.Raw = msgspec.Raw()
     ceilings: msgspec.Raw = msgspec.Raw()
+    telemetry: msgspec.Raw = msgspec.Raw()
     profiles: dict[str, msgspec.Raw] = {}
     started_at: float = 0.0
     finished_at: float = 0.0
     schema: int = SCHEMA
     method_version: str = ""
+
+
+def _others(telemetry: bytes) -> float:
+    readings = msgspec.json.decode(telemetry)
+    return others_cores(readings[0], readings[-1]) if readings else 0.0
 
 
 class _Schema(msgspec.Struct):

@@ -48,6 +48,11 @@ def ranges(numbers: Iterable[int]) -> str:
     return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
 
 
+def count_of(text: str) -> int:
+    """Return how many numbers `ranges` wrote."""
+    return sum(int(last or first) - int(first) + 1 for first, last in re.findall(r"(\d+)(?:-(\d+))?", text))
+
+
 def governor(cpus: Collection[int], root: Path = _ROOT) -> str | None:
     """Return the frequency governors of these processors: `performance`, or several with `+` between them."""
     found = {_word(root / _CPU / f"cpu{cpu}/cpufreq/scaling_governor") for cpu in cpus} - {None}
