@@ -164,7 +164,7 @@ def test_functions_timed_into_one_sweep_are_compared(tmp_path):
 def test_it_is_one_line_and_a_table_in_a_notebook():
     found = timed(sdpa)
     assert repr(found).startswith("<ok mine b2 h2 s64 d32 fp32 full inputs given fwd ")
-    assert "<table>" in found._repr_html_() and "time_us" in found._repr_html_()
+    assert "<table>" in found._repr_html_() and "us</th>" in found._repr_html_()
 
 
 def nan(q, k, v):

@@ -90,8 +90,7 @@ def test_a_page_says_what_ran_how_long_what_bounds_it_and_who_is_faster(here, ca
 def test_two_that_ran_the_same_kernel_are_told_so_and_not_ranked_within_their_intervals(here, capsys):
     text = " ".join(page(capsys, "first/cudnn").split())
     assert "forward: the fastest of 3; next is aten_cudnn (80.20 us" in text
-    assert "too close to call" in text
-    assert "same kernel: both run cudnn_generated" in text
+    assert "same kernel: both run cudnn_generated" in text and "and their intervals agree" in text
 
 
 def test_a_job_that_failed_has_a_page_too(here, capsys):
@@ -134,9 +133,7 @@ def test_on_a_cpu_too_the_same_kernel_is_named_by_the_operator_that_computes_att
     text = " ".join(page(capsys, "cpu").split())
     said = f"forward: flash, auto ran the same kernel: {names[1]}"
     assert said in text and "math" not in text[text.index(said) + len(said) :].partition("a page about")[0]
-    assert f"same kernel: both run {names[1]}, so that they differ by noise" in " ".join(
-        page(capsys, "cpu/auto").split()
-    )
+    assert f"same kernel: both run {names[1]}" in " ".join(page(capsys, "cpu/auto").split())
     # The wrapper is the longest operator of both, and no implementation.
     text = " ".join(page(capsys, "cpu/math").split())
     assert f"this one's main operator is {names[0]} flash's is {names[1]}" in text and "same operator" not in text

@@ -19,7 +19,7 @@ from attn_exp.core.host.nvml import visible_gpus
 from attn_exp.core.record.file import FILE_NAME, write_record
 from attn_exp.core.record.record import Record
 from attn_exp.core.record.request import Request
-from attn_exp.core.text import figures, html_table
+from attn_exp.core.text import figures, half_text, html_table
 from attn_exp.results.result import Result, result_of
 from attn_exp.results.table import job_line
 
@@ -81,14 +81,11 @@ class Timed:
 
     def _repr_html_(self) -> str:
         rows = [
-            {"pass": direction} | {name: figures(self.metrics[f"{direction}/{name}"]) for name in _SHOWN}
+            {"pass": direction, "us": figures(self.metrics[f"{direction}/time_us"], half), "+-%": half_text(half)}
             for direction in (self.record.passes if self.status == "ok" else ())
+            for half in (self.metrics.get(f"{direction}/time_half_width"),)
         ]
         return html_table(repr(self), rows, total=len(rows))
-
-
-# The median and its 95 % confidence interval.
-_SHOWN = ("time_us", "time_low_us", "time_high_us")
 
 
 def measured(

@@ -58,8 +58,15 @@ WIDTH = 120
 SHORT = {"forward": "fwd", "backward": "bwd", "step": "step"}
 
 
-def figures(value: float) -> str:
-    """Format with four significant digits and without an exponent."""
+# Of a value with a wider interval, two digits are known; one above the second was not measured well enough.
+_TWO_DIGITS, _UNKNOWN = 0.05, 0.25
+
+
+def figures(value: float, half: float | None = None) -> str:
+    """Format with four significant digits, or two if the relative half-width is large, and without an exponent."""
+    if half is not None and half > _TWO_DIGITS:
+        value = float(f"{value:.2g}")
+        return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
     if value >= 1000:
         return f"{value:.0f}"
     digits = 3 - math.floor(math.log10(value)) if value > 0 else 0
@@ -78,7 +85,7 @@ def duration(seconds: float) -> str:
 
 def half_text(half: float | None) -> str:
     """Format a relative half-width, the `+-%` of all tables, in percent."""
-    return "" if half is None else f"{100 * half:.1f}" if half < 10 else ">999"
+    return "" if half is None else f"{100 * half:.1f}" if half <= _UNKNOWN else ">25"
 
 
 def percent_text(fraction: float) -> str:

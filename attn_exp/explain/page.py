@@ -186,7 +186,7 @@ def _timed(record: Record, direction: str) -> str:
     parts = [time_text(metrics[f"{direction}/time_us"])]
     half = metrics.get(f"{direction}/time_half_width")
     if half is not None:
-        parts.append(f"+-{half_text(half)} %")
+        parts.append(f"+-{half_text(half)} %".replace("+->", "+- more than "))
     for name, unit in (("tflops", "TFLOPS"), ("gb_per_s", "GB/s of compulsory bytes")):
         if metrics.get(f"{direction}/{name}"):
             parts.append(f"{figures(metrics[f'{direction}/{name}'])} {unit}")

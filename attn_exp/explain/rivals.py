@@ -1,15 +1,15 @@
 """Other jobs on the same case, measured in the same way on the same kind of machine."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from attn_exp.compare.answer import spreads_for
 from attn_exp.compare.join import method_key
-from attn_exp.compare.ranking import ranked
+from attn_exp.compare.ranking import Ranking, ranked
 from attn_exp.compare.settled import Settlements
 from attn_exp.core.record.flags import flag_marks
-from attn_exp.core.text import SHORT, figures
-from attn_exp.results.cell import ChosenMetric, attends, cells_of, same_kernel
+from attn_exp.core.text import figures
+from attn_exp.results.cell import ChosenMetric, attends, cells_of
 from attn_exp.results.result import Result, named
 
 
@@ -32,17 +32,21 @@ def against_fastest(job: Result, results: Iterable[Result], direction: str) -> l
     own = next((one for one in several if one.path == job.path), None)
     if own is None or len(several) < 2:
         return []
-    first = several[0]
-    if first is own:
-        other, slow = several[1], several[1]
-        place = f"the fastest of {len(several)}; next is {_time(other, direction)}, which"
+    metric, spreads = ChosenMetric(direction=direction), spreads_for(several, None)
+    rows = ranked(cells_of(several, metric), 0, metric, spreads, None, Settlements())
+    rows.sort(key=lambda row: row.place)
+    me = next(row for row in rows if row.cell.result is own)
+    at, other = 1 + rows.index(me), rows[0] if rows[0] is not me else rows[1]
+    slow, fast = (me, other) if at > 1 else (other, me)
+    times = slow.cell.result.metrics[f"{direction}/time_us"] / fast.cell.result.metrics[f"{direction}/time_us"]
+    tie = ": too close to call (attn-exp duel decides)" if me.best and other.best and other.label not in me.same else ""
+    said = _time(other.cell.result, direction)
+    if at > 1:
+        place = f"{at} of {len(rows)}; {said} is the fastest, and this"
     else:
-        other, slow = first, own
-        at = [one.path for one in several].index(own.path) + 1
-        place = f"{at} of {len(several)}; {_time(other, direction)} is the fastest, and this"
-    times = slow.metrics[f"{direction}/time_us"] / first.metrics[f"{direction}/time_us"]
-    sentence = f"{direction}: {place} takes {times:.3g} times as long{_tie(several, slow, direction)}"
-    return [sentence, *_kernels(own, other, direction)]
+        place = f"the fastest of {len(rows)}; next is {said}, which"
+    sentence = f"{direction}: {place} takes {times:.3g} times as long{tie}"
+    return [sentence, *_kernels(me, other, direction)]
 
 
 def _time(result: Result, direction: str) -> str:
@@ -53,22 +57,14 @@ def _time(result: Result, direction: str) -> str:
     return f"{result.label} ({figures(metrics[f'{direction}/time_us'])} us{more}{', marks ' + marks if marks else ''})"
 
 
-def _tie(several: Sequence[Result], slow: Result, direction: str) -> str:
-    """Return a remark if a job is too close to the fastest to call, as in a comparison of them all."""
-    metric, spreads = ChosenMetric(direction=direction), spreads_for(several, None)
-    rows = ranked(cells_of(several, metric), 0, metric, spreads, None, Settlements())
-    if not next(row for row in rows if row.cell.result is slow).best:
-        return ""
-    return f": within their intervals, too close to call (attn-exp duel decides {SHORT[direction]})"
-
-
-def _kernels(own: Result, other: Result, direction: str) -> list[str]:
+def _kernels(row: Ranking, over: Ranking, direction: str) -> list[str]:
+    own, other = row.cell.result, over.cell.result
     if not own.kernels.get(direction) or not other.kernels.get(direction):
         return []
     what = kind(own)
     mine, theirs = (main_kernel(one, direction) for one in (own, other))
-    if same_kernel(own, other, direction):
-        return [f"  same kernel: both run {short(mine)}, so that they differ by noise"]
+    if over.label in row.kernel:
+        return [f"  same kernel: both run {short(mine)}" + ", and their intervals agree" * (over.label in row.same)]
     if mine == theirs:
         # A CPU's longest operator may be one wrapper around different implementations.
         return [f"  both spend most of their time in the same kernel, {short(mine)}"] if what == "kernel" else []

@@ -265,10 +265,10 @@ def _row(
         short, metrics = SHORT[side], result.metrics
         if f"{side}/time_us" in metrics:
             half = metrics.get(f"{side}/time_half_width")
-            row[f"{short}\nus"] = figures(metrics[f"{side}/time_us"])
+            row[f"{short}\nus"] = figures(metrics[f"{side}/time_us"], half)
             row[f"{short}\n+-%"] = half_text(half)
             tflops = metrics.get(f"{side}/tflops")
-            row[f"{short}\nTFLOPS"] = figures(tflops) if tflops else ""
+            row[f"{short}\nTFLOPS"] = figures(tflops, half) if tflops else ""
             own = {key.partition("/")[2]: value for key, value in metrics.items() if key.startswith(f"{side}/")}
             errors = [value for key, value in own.items() if metric_named(key).name == "error_{tensor}"]
             row[f"{short}\nerror"] = f"{max(errors):.1e}" if errors else ""
