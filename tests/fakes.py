@@ -71,7 +71,6 @@ def make_record(**changes: Any) -> Record:
         "flags": ("drift", "unstable"),
         "environment": {"gpu": "NVIDIA H200", "versions": {"torch": "2.11"}},
         "ceilings": {"copy_bytes_per_s": 4e12},
-        "canaries": {"sleep": 500.0, "matmul": 1400.0},
         "telemetry": ({"sm_mhz": 1980, "reasons": ["sw_power_cap"]},),
         "stages_s": {"inputs": 0.5},
         "started_at": 1.5,

@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-import sweeps
-
 from attn_exp.core.record.checked import Form, Judged, TensorError
 from attn_exp.core.record.profile import Profile, ProfiledKernel
 from attn_exp.core.record.record import CompileRecord, Disagreement, PassRecord, Record, Traced
@@ -56,7 +54,6 @@ def rich(record: Record) -> Record:
         environment={**record.environment, **_ENVIRONMENT},
         metrics=record.metrics | {f"{name}/{one}": value for name in passes for one, value in _METRICS.items()},
         ceilings={"matmul_flops_per_s": 7e14, "copy_bytes_per_s": 4e12},
-        canaries=sweeps.CANARIES,
         telemetry=({"sm_mhz": 1980, "reasons": ["sw_power_cap"]},),
         stages_s={"inputs": 0.5},
         flags=("drift",),

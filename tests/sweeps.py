@@ -44,7 +44,6 @@ H200 = {
 }
 # 2026-03-01 12:00 UTC
 NOON = 1772366400.0
-CANARIES = {"sleep": 500.0, "copy": 480.0, "matmul": 1400.0, "sdpa": 3600.0}
 
 
 def case(**changes: Any) -> Case:

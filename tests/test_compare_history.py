@@ -87,17 +87,6 @@ def test_sweeps_stand_in_the_order_of_time_and_gaps_stay_gaps(tmp_path):
     assert any("1 cells have fewer than 8 values" in note for note in found.notes)
 
 
-def test_sessions_are_divided_out(tmp_path):
-    found = []
-    for index, factor in enumerate((1.0, 1.05, 0.97)):
-        canaries = {name: value * factor for name, value in sweeps.CANARIES.items()}
-        found.append(sweeps.sweep(tmp_path / f"n{index}", [night(index, 100.0 * factor, canaries=canaries)]))
-    (trend,) = compare(found, history=True).rows
-    assert trend.relative == pytest.approx((1.0, 1.0, 1.0))
-    rates = compare(found, history=True, metric="tflops").rows[0]
-    assert rates.relative == pytest.approx((1.0, 1.0, 1.0))
-
-
 def test_too_few_or_unlike_sweeps_are_refused(tmp_path):
     with pytest.raises(UserError, match="history=true needs 3 sweeps or more, not 2"):
         compare(nights(tmp_path / "a", [100.0, 101.0]), history=True)

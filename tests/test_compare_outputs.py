@@ -28,7 +28,6 @@ LENGTHS = (512, 1024, 8192)
 def records(shift=1.0, seed=0, driver="580.1", session=1.0, day=0):
     """Three backends on six cases, with flags, a failure, and numbers of every size."""
     environment = sweeps.H200 | {"driver": driver}
-    canaries = {name: value * (1 if name in ("sleep", "copy") else session) for name, value in sweeps.CANARIES.items()}
     found = []
     for length in LENGTHS:
         for causal in (True, False):
@@ -40,11 +39,10 @@ def records(shift=1.0, seed=0, driver="580.1", session=1.0, day=0):
                 own = us * factor * wobble * session * (shift if backend == "cudnn" and length == 8192 else 1.0)
                 flags = ("power_capped",) if length == 8192 else ("launch_bound", "too_short") if us < 10 else ()
                 found.append(
-                    sweeps.job(backend, own, own * 2.71, of=of, half=0.004, flags=flags, environment=environment,
-                               canaries=canaries)
-                )  # fmt: skip
+                    sweeps.job(backend, own, own * 2.71, of=of, half=0.004, flags=flags, environment=environment)
+                )
             reason = "OutOfMemoryError: tried to allocate 16.00 GiB | free 3"
-            slow = sweeps.job("math", us * 5, us * 11, of=of, environment=environment, canaries=canaries)
+            slow = sweeps.job("math", us * 5, us * 11, of=of, environment=environment)
             found.append(slow if length < 8192 else sweeps.failed("out_of_memory", "math", reason, of=of))
     return [replace(record, finished_at=sweeps.NOON + 86400 * day) for record in found]
 

@@ -29,9 +29,7 @@ def lean(folder, record):
 @given(cases(), st.dictionaries(NAMES, st.just(0.0) | st.floats(1e-99, 1e12), max_size=5), st.floats(1, 2e9))
 def test_a_result_says_what_the_whole_record_says(tmp_path, case, metrics, finished):
     timed = {f"{name}/time_us": 100.0 for name in ("forward", "backward")}
-    record = sweeps.job(
-        of=case, metrics=metrics | timed, finished_at=finished, canaries={"copy": 480.0}, flags=("drift",)
-    )
+    record = sweeps.job(of=case, metrics=metrics | timed, finished_at=finished, flags=("drift",))
     result = lean(tmp_path, record)
     whole = result.record()
     assert whole == read_record(tmp_path)
@@ -40,7 +38,7 @@ def test_a_result_says_what_the_whole_record_says(tmp_path, case, metrics, finis
     assert result.backend == {"deterministic": False} | whole.request.backend
     assert (result.metrics, result.flags, result.environment) == (whole.metrics, whole.flags, whole.environment)
     assert (result.status, result.reason, result.finished_at) == (whole.status, whole.reason, whole.finished_at)
-    assert (result.canaries, result.device_name, result.l2) == (whole.canaries, whole.device_name, "cold")
+    assert (result.device_name, result.l2) == (whole.device_name, "cold")
     assert result.kernels == {"forward": ("flash_forward",), "backward": ("flash_backward",)}
     assert (result.longest_kernel("forward"), result.final, result.profiles) == ("flash_forward", True, ())
     assert result.label == whole.label == "flash"

@@ -23,18 +23,6 @@ def failed(backend="flash", **changes):
     return sweeps.job(backend, status="error", reason="no luck", metrics={}, environment={}, **changes)
 
 
-def test_a_share_of_what_the_worker_measured_is_not_corrected_for_the_session_again(tmp_path):
-    slow = {name: us * 1.05 for name, us in sweeps.CANARIES.items()}
-    old = [sweeps.job("flash", 100.0, None, canaries=sweeps.CANARIES)]
-    new = [sweeps.job("flash", 105.0, None, canaries=slow)]
-    for record in (*old, *new):
-        record.metrics["forward/flops_of_measured"] = 0.5
-    at = stored(tmp_path, old=old, new=new)
-    found = compare("new", "old", metric="flops_of_measured", **at)
-    assert set(verdicts(found).values()) == {"equivalent"}
-    assert set(verdicts(compare("new", "old", **at)).values()) <= {"equivalent", "undecided"}
-
-
 def test_a_failed_try_gives_way_to_a_later_one_and_counts_if_it_is_the_last(tmp_path):
     old = [sweeps.job(fwd_us=100.0, finished_at=sweeps.NOON)]
     at = stored(tmp_path, old=old, fails=[failed(finished_at=sweeps.NOON + 10)],

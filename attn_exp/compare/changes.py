@@ -1,7 +1,7 @@
 """Changes: compare a sweep with an earlier one, cell by cell, with a verdict on each.
 
 The two sweeps were not measured side by side. A difference counts if it exceeds both cells' intervals and the usual
-difference between sessions; where both sweeps have canaries, the sessions' difference is divided out first.
+difference between sessions.
 """
 
 import math
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from attn_exp.compare.comparison import Comparison, case_order, summarize_sweep
-from attn_exp.compare.environment import Session, differences, session
+from attn_exp.compare.environment import differences
 from attn_exp.compare.join import Pair, joined, nothing_in_common
 from attn_exp.compare.page_parts import case_part, case_values
 from attn_exp.compare.ratio import Spreads, gain, uncertainty
@@ -36,7 +36,7 @@ _TONES: dict[Verdict, Tone] = {"lost": "bad", "slower": "bad", "faster": "good",
 class Change:
     """One cell in the old and the new sweep; either may lack it.
 
-    `change` is the new value over the old one minus 1, corrected for the session. `low` and `high` bound its 95 %
+    `change` is the new value over the old one minus 1. `low` and `high` bound its 95 %
     interval, and `spread` is the part of the interval that is not the cells' own. `p` is two-sided and adjusted for the
     number of cells. All are None unless both sweeps have a value.
     """
@@ -49,7 +49,6 @@ class Change:
     high: float | None = None
     spread: float | None = None
     p: float | None = None
-    session: Session | None = None
 
     @property
     def cell(self) -> Cell:
@@ -65,34 +64,6 @@ class Change:
             return None
         names = [_kernel(self.old), _kernel(self.new)]
         return (names[0], names[1]) if names[0] and names[1] and names[0] != names[1] else None
-
-
-def session_notes(rows: Sequence[Change], metric: ChosenMetric) -> list[str]:
-    """Return notes on the canaries whose change was divided out, and on cells without canaries."""
-    if not metric.kind.follows_clock:
-        return []
-    by_canaries: dict[tuple[str, ...], list[Session]] = {}
-    without = 0
-    for row in rows:
-        if row.session is not None:
-            by_canaries.setdefault(row.session.names, []).append(row.session)
-        elif row.change is not None:
-            without += 1
-    notes = []
-    for names, sessions in by_canaries.items():
-        low, high = (100 * (pick(one.factor for one in sessions) - 1) for pick in (min, max))
-        factor = f"{low:+.2f} %" if high - low < 0.005 else f"{low:+.2f} to {high:+.2f} %"
-        scatter = 100 * max(one.scatter for one in sessions)
-        notes.append(
-            f"canaries {' and '.join(names)}: time {factor} in the new session, divided out of {len(sessions)} cells "
-            f"(they scatter by {scatter:.2f} %)"
-        )
-    if without:
-        notes.append(
-            f"the change of {without} cells includes the difference between the sessions: both sweeps need canaries "
-            "to divide it out"
-        )
-    return notes
 
 
 def kernel_notes(rows: Sequence[Change]) -> list[str]:
@@ -155,8 +126,6 @@ class Changes(Comparison):
                 ),
                 (Column("p_adjusted", ""), lambda row: row.p),
                 (Column("spread", ""), lambda row: row.spread),
-                (Column("session_factor", ""), lambda row: row.session.factor if row.session else None),
-                (Column("session_canaries", ""), lambda row: " ".join(row.session.names) if row.session else ""),
                 (Column("old_status", ""), lambda row: _status(row.old)),
                 (Column("new_status", ""), lambda row: _status(row.new)),
                 (Column("status", ""), _statuses),
@@ -228,7 +197,6 @@ def compare_sweeps(
         notes=(
             *notes,
             *(f"compared nevertheless (anyway=true): {one}, in {one.cells} cells" for one in unlike),
-            *session_notes(rows, metric),
             *kernel_notes(rows),
         ),
         broken=tuple(sentence for sweep in (*old, *new) for sentence in sweep.broken),
@@ -240,12 +208,11 @@ def compare_sweeps(
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """Two values of one cell, and the logarithm of how many times better the new one is, corrected for the session."""
+    """Two values of one cell, and the logarithm of how many times better the new one is."""
 
     old: Cell
     new: Cell
     log: float
-    session: Session | None
 
 
 def _opened(pair: Pair, metric: ChosenMetric) -> Change | _Open:
@@ -256,9 +223,7 @@ def _opened(pair: Pair, metric: ChosenMetric) -> Change | _Open:
     log = gain(new, old, metric)
     if log is None:
         return Change(old, new, "equivalent" if old.value == new.value else "undecided")
-    between = session(old.result, new.result, new.direction) if metric.kind.follows_clock else None
-    # In a slower session every cell looks worse by the session's factor.
-    return _Open(old, new, log + (math.log(between.factor) if between else 0.0), between)
+    return _Open(old, new, log)
 
 
 def _closed(cell: Change | _Open, metric: ChosenMetric, spreads: Spreads, scatter: float) -> Change:
@@ -266,34 +231,27 @@ def _closed(cell: Change | _Open, metric: ChosenMetric, spreads: Spreads, scatte
     if isinstance(cell, Change):
         return cell
     old, new = cell.old.result, cell.new.result
-    if not metric.kind.follows_clock:
-        spread = spreads.with_canaries(old, new, 0.0)
-    elif cell.session is None:
-        spread = spreads.between_sessions(old, new)
-    else:
-        spread = spreads.with_canaries(old, new, cell.session.scatter)
+    spread = spreads.between_sessions(old, new) if metric.kind.follows_clock else spreads.between_rows(new, new)
     if new.device == "cpu" and metric.kind.follows_clock and spreads.fixed is None:
         spread = max(spread, scatter)
     doubt = uncertainty(cell.new, cell.old, spread)
     log = cell.log if metric.kind.higher_is_better else -cell.log
     # Of two rounds that differ wildly, the upper bound is beyond the largest float.
     bounds = (math.expm1(log), math.expm1(log - doubt.half), math.expm1(min(log + doubt.half, _LARGEST_LOG)))
-    return Change(cell.old, cell.new, "undecided", *bounds, spread, doubt.p_value(log), cell.session)
+    return Change(cell.old, cell.new, "undecided", *bounds, spread, doubt.p_value(log))
 
 
 def _scatter(cells: Sequence[Change | _Open]) -> float:
     """Estimate from a CPU's cells themselves how much equal cells differ between sessions (95 %, robustly).
 
     Other programs move a CPU's times by more than any known bound, and each cell differently. A shift common to all
-    cells counts as well, unless canaries were divided out. A change of most cells beyond 25 % is found nevertheless.
+    cells counts as well. A change of most cells beyond 25 % is found nevertheless.
     """
     logs = [cell.log for cell in cells if isinstance(cell, _Open) and cell.new.result.device == "cpu"]
     if not logs:
         return 0.0
-    divided = all(cell.session is not None for cell in cells if isinstance(cell, _Open))
-    middle = statistics.median(logs) if divided else 0.0
     # The median of |x| is 0.6745 standard deviations of a normal x.
-    found = math.expm1(1.96 / 0.6745 * statistics.median(abs(log - middle) for log in logs))
+    found = math.expm1(1.96 / 0.6745 * statistics.median(map(abs, logs)))
     return min(found, _MOST_SCATTER)
 
 

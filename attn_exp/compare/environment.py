@@ -1,6 +1,5 @@
 """Environments: how two results differ in hardware, software and method, and whether they are comparable."""
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,59 +7,6 @@ from typing import Any
 
 from attn_exp.core.source import short
 from attn_exp.results.result import Result
-
-_FAR_FROM_BOTH = 0.1
-_MOST_SCATTER = 0.05
-_STANDS_FOR = {
-    "compute": ("matmul", "sdpa"),
-    "memory": ("copy",),
-    "latency": ("sleep",),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Session:
-    """The difference between two sessions, according to the canaries that represent a cell.
-
-    `factor` is how many times longer the canaries took in the new session (geometric mean). `scatter` is the largest
-    relative deviation of a canary from it, 0 for a single one.
-    """
-
-    names: tuple[str, ...]
-    factor: float
-    scatter: float
-
-
-def session(old: Result, new: Result, direction: str) -> Session | None:
-    """Return the factor to divide a cell's new time by, or None if both sessions lack a suitable canary.
-
-    None on a CPU, where canaries last a few milliseconds once per worker. They were seen to move by 70 % while equal
-    cells moved by 12 % the other way. None also if the canaries of one kind disagree, since they do not measure the
-    session.
-    """
-    if new.device == "cpu" or old.device == "cpu":
-        return None
-    names = tuple(
-        name
-        for name in _STANDS_FOR[held_back_by(old, direction)]
-        if old.canaries.get(name, 0) > 0 and new.canaries.get(name, 0) > 0
-    )
-    if not names:
-        return None
-    logs = [math.log(new.canaries[name] / old.canaries[name]) for name in names]
-    mean = math.fsum(logs) / len(logs)
-    scatter = math.expm1(max(abs(log - mean) for log in logs))
-    return Session(names, math.exp(mean), scatter) if scatter <= _MOST_SCATTER else None
-
-
-def held_back_by(result: Result, direction: str) -> str:
-    """Return what limits a cell on a GPU: `compute`, `memory` or `latency`."""
-    flops = result.metrics.get(f"{direction}/flops_of_measured", 0.0)
-    moved = result.metrics.get(f"{direction}/bandwidth_of_measured", 0.0)
-    if max(flops, moved) < _FAR_FROM_BOTH:
-        return "latency"
-    return "compute" if flops >= moved else "memory"
-
 
 # Differences that make numbers incomparable: refused unless anyway=true (docs/comparing.md).
 REFUSED = frozenset(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attn_exp.compare.comparison import Comparison, case_order, summarize_sweep
-from attn_exp.compare.environment import Difference, differences, session
+from attn_exp.compare.environment import Difference, differences
 from attn_exp.compare.join import latest, method_key
 from attn_exp.compare.page_parts import case_part, case_values
 from attn_exp.compare.ratio import Spreads
@@ -102,7 +102,7 @@ class Turn:
 class Trend:
     """One cell over all sweeps in chronological order.
 
-    `cells` has None where a sweep lacks the cell. `relative` is its value over the first, corrected for sessions.
+    `cells` has None where a sweep lacks the cell. `relative` is its value over the first.
     `change` is the last of these minus 1, `per_sweep` the slope of a line fitted to their logarithms. `scatter` is
     their standard deviation around the levels between turns, that is, how much sessions differ.
     """
@@ -222,7 +222,7 @@ def compare_history(
         )
     order = sorted(range(len(sweeps)), key=lambda index: sweeps[index].when)
     ordered, by_sweep = [sweeps[index] for index in order], [latest(cells[index])[0] for index in order]
-    series = [cells for cells in _series(by_sweep) if _logs(cells, metric)]
+    series = [cells for cells in _series(by_sweep) if _logs(cells)]
     if not series:
         raise UserError(f"no cell has a {metric} above zero in any of these sweeps: choose another metric=, or where=")
     steps = [_step(series, at) for at in range(1, len(ordered))]
@@ -241,12 +241,6 @@ def compare_history(
         for at, step in enumerate(steps)
         if step
     ]
-    if metric.kind.follows_clock and any(
-        session(one.result, other.result, one.direction)
-        for cells in series
-        for one, other in itertools.pairwise([cell for cell in cells if cell and cell.value])
-    ):
-        sentences.append("where both sweeps have canaries, the sessions' difference is divided out")
     return History(
         metric=metric,
         sweeps=tuple(summarize_sweep(sweep) for sweep in ordered),
@@ -294,7 +288,7 @@ def _trends(
     spreads: Spreads,
     steps: Sequence[tuple[Difference, ...]],
 ) -> list[Trend]:
-    logs = [_logs(cells, metric) for cells in series]
+    logs = [_logs(cells) for cells in series]
     clearest = [first_shift(list(one.values())) if len(one) >= FEWEST else None for one in logs]
     adjusted = iter(benjamini_hochberg([one.p for one in clearest if one is not None]))
     trends = []
@@ -329,16 +323,12 @@ def _trend(cells: tuple[Cell | None, ...], logs: dict[int, float], turns: Sequen
     )
 
 
-def _logs(cells: Sequence[Cell | None], metric: ChosenMetric) -> dict[int, float]:
-    """Return the logarithm of each value over the first by sweep index, corrected for sessions."""
+def _logs(cells: Sequence[Cell | None]) -> dict[int, float]:
+    """Return the logarithm of each value over the first by sweep index."""
     first = next((cell for cell in cells if cell and cell.value), None)
     by_index: dict[int, float] = {}
     for index, cell in enumerate(cells):
         if first is None or first.value is None or cell is None or not cell.value or cell.value < 0:
             continue
-        log = math.log(cell.value / first.value)
-        between = session(first.result, cell.result, cell.direction) if metric.kind.follows_clock else None
-        if between is not None:
-            log += math.log(between.factor) * (1 if metric.kind.higher_is_better else -1)
-        by_index[index] = log
+        by_index[index] = math.log(cell.value / first.value)
     return by_index

@@ -85,7 +85,7 @@ class Spreads:
         return math.hypot(margin, OTHER_GPU_SPREAD) if _other_gpu(one, other) else margin
 
     def between_sessions(self, one: Result, other: Result) -> float:
-        """Return how much equal cells of two sessions may differ, without canaries to correct for the session."""
+        """Return how much equal cells of two sessions may differ."""
         if self.fixed is not None:
             return self.fixed
         if (seen := self._of_one_kernel(one, other)) is not None:
@@ -93,12 +93,6 @@ class Spreads:
         known = PROCESSOR_SESSION_SPREAD if one.device == "cpu" else SESSION_SPREAD
         margin = max(self.margin(one), self.margin(other), known)
         return math.hypot(margin, OTHER_GPU_SPREAD) if _other_gpu(one, other) else margin
-
-    def with_canaries(self, one: Result, other: Result, scatter: float) -> float:
-        """Return how much equal cells of two sessions may differ after correction by canaries of this scatter."""
-        if self.fixed is not None:
-            return self.fixed
-        return self._of_one_kernel(one, other) or max(self.margin(one), self.margin(other), scatter)
 
     def _of_one_kernel(self, one: Result, other: Result) -> float | None:
         """Return what rows of one kernel under two names differ by between two sweeps, at least 1 %; None without any.

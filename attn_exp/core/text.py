@@ -59,7 +59,7 @@ SHORT = {"forward": "fwd", "backward": "bwd", "step": "step"}
 
 
 # Of a value with a wider interval, two digits are known; one above the second was not measured well enough.
-_TWO_DIGITS, _UNKNOWN = 0.05, 0.25
+_TWO_DIGITS, _UNKNOWN = 0.1, 0.25
 
 
 def figures(value: float, half: float | None = None) -> str:

@@ -55,7 +55,6 @@ class Result:
     metrics: Mapping[str, float]
     flags: tuple[str, ...]
     environment: Mapping[str, Any]
-    canaries: Mapping[str, float]
     ceilings: Mapping[str, float]
     l2: str
     kernels: Mapping[str, tuple[str, ...]]
@@ -150,7 +149,6 @@ def decode(content: bytes, path: Path) -> Result:
         compiled, compile_key = _compile(bytes(request.compile))
         measuring = _decoded(bytes(request.measuring), Measuring)
         environment = _environment(bytes(lean.environment)) if lean.environment else {}
-        canaries = _decoded(bytes(lean.canaries), dict[str, float]) if lean.canaries else {}
         ceilings = _decoded(bytes(lean.ceilings), dict[str, float]) if lean.ceilings else {}
         if wrong := odd_times(measuring.passes, lean.metrics, ok=lean.status == "ok"):
             raise RecordError(f"{path} is not a record: {wrong}")
@@ -177,7 +175,6 @@ def decode(content: bytes, path: Path) -> Result:
             metrics=lean.metrics,
             flags=lean.flags,
             environment=environment,
-            canaries=canaries,
             ceilings=ceilings,
             l2=timings[0].l2 if timings else "",
             kernels={direction: tuple(sys.intern(one.name) for one in ran) for direction, ran in kernels.items()},
@@ -266,7 +263,6 @@ class _Lean(msgspec.Struct, gc=False):
     metrics: dict[str, float] = {}
     flags: tuple[str, ...] = ()
     environment: msgspec.Raw = msgspec.Raw()
-    canaries: msgspec.Raw = msgspec.Raw()
     ceilings: msgspec.Raw = msgspec.Raw()
     telemetry: msgspec.Raw = msgspec.Raw()
     profiles: dict[str, msgspec.Raw] = {}

@@ -164,7 +164,6 @@ class Attempt:
             flags=tuple(sorted(self.flags)),
             environment=machine.environment | added | self._versions(machine),
             ceilings=self.ceilings,
-            canaries=machine.canaries,
             compiled=self.compiled,
             notes=self.notes,
             telemetry=tuple(self.telemetry),

@@ -196,8 +196,6 @@ class Record:
         reason: one sentence, if and only if `status` is not `ok`.
         metrics: numbers by name, if and only if `status` is `ok`.
         ceilings: the machine's measured FLOP/s and bytes/s for the case's dtype.
-        canaries: microseconds of fixed work (`sleep`, `copy`, `matmul`, `sdpa`), measured once for each worker. If they
-            differ between two runs, the machine has changed.
         compiled: None if nothing was compiled.
         notes: the backend's own figures: workspace bytes, build times.
         profiles: the results of profilers, by name.
@@ -212,7 +210,6 @@ class Record:
     flags: tuple[str, ...] = ()
     environment: dict[str, Any] = field(default_factory=dict)
     ceilings: dict[str, float] = field(default_factory=dict)
-    canaries: dict[str, float] = field(default_factory=dict)
     compiled: CompileRecord | None = None
     notes: dict[str, float] = field(default_factory=dict)
     telemetry: tuple[dict[str, Any], ...] = ()

@@ -7,65 +7,13 @@ after seconds, so a first job without load would be faster than the same job lat
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attn_exp.attention.inputs import quantised
 from attn_exp.core.case.case import E4M3, INT8
 from attn_exp.timers.call import seconds
-
-_CALLS = 7
-_SLEEP_CYCLES = 2_000_000
-
-
-@dataclass(frozen=True)
-class _Sizes:
-    """Sizes with which each canary takes about a millisecond; attention is (batch, heads, length, head_dim)."""
-
-    copy_bytes: int
-    matrix: int
-    attention: tuple[int, int, int, int]
-    dtype: torch.dtype
-
-
-_SIZES = {
-    "cuda": _Sizes(1 << 30, 8192, (4, 16, 2048, 128), torch.bfloat16),
-    "cpu": _Sizes(1 << 23, 384, (1, 4, 256, 64), torch.float32),
-}
-
-
-def canaries(device: str) -> dict[str, float]:
-    """Return the times of a sleep (GPU only), a copy, a matrix product and a fixed attention in microseconds.
-
-    Each is the median of seven calls.
-    """
-    sizes = _SIZES[device]
-    generator = _generator(device)
-    source = torch.randint(256, (sizes.copy_bytes,), dtype=torch.uint8, device=device, generator=generator)
-    target = torch.empty_like(source)
-    matrix = torch.randn(sizes.matrix, sizes.matrix, device=device, dtype=sizes.dtype, generator=generator)
-    shape = sizes.attention
-    q, k, v = (torch.randn(shape, device=device, dtype=sizes.dtype, generator=generator) for _ in range(3))
-    work: dict[str, Callable[[], object]] = {
-        "copy": lambda: target.copy_(source),
-        "matmul": lambda: torch.mm(matrix, matrix),
-        "sdpa": lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True),
-    }
-    if device == "cuda":
-        work["sleep"] = lambda: torch.cuda._sleep(_SLEEP_CYCLES)
-    # FlashAttention where it is available: it needs Ampere or newer.
-    usable = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-    with sdpa_kernel(usable, set_priority=True), torch.no_grad():
-        return {name: _median_us(device, run) for name, run in work.items()}
-
-
-def _median_us(device: str, run: Callable[[], object]) -> float:
-    run()
-    return 1e6 * statistics.median(seconds(device, run) for _ in range(_CALLS))
-
 
 # Sizes of products; most CPUs multiply 16-bit numbers in software, hundreds of times as slowly as float32.
 _MATRIX, _MATRIX_16_BITS = {"cuda": 8192, "cpu": 1024}, {"cuda": 8192, "cpu": 256}

@@ -24,7 +24,7 @@ from attn_exp.core.record.flags import host_reading
 from attn_exp.core.record.request import Request
 from attn_exp.timers.card import Card
 from attn_exp.timers.gpu import Gpu
-from attn_exp.worker.machine.ceilings import canaries, copy_ceiling, matmul_ceiling
+from attn_exp.worker.machine.ceilings import copy_ceiling, matmul_ceiling
 from attn_exp.worker.machine.environment import environment
 from attn_exp.worker.machine.memory import CudaMemory
 from attn_exp.worker.machine.settings import Settings
@@ -84,7 +84,6 @@ class Machine:
     state: GpuState | None = None
     environment: dict[str, Any] = field(default_factory=dict)
     ceilings: dict[str, dict[str, float]] = field(default_factory=dict)
-    canaries: dict[str, float] = field(default_factory=dict)
     expected: tuple[Any, Expected] | None = None
     tolerances: dict[tuple[Case, bool], dict[str, Tolerance]] = field(default_factory=dict)
     values: dict[Any, tuple[Inputs, int, Expected]] = field(default_factory=dict)
@@ -146,8 +145,6 @@ class Machine:
             # Not the load's own rate: its thread waits for the interpreter's lock while libraries load.
             matmul = matmul_ceiling(self.device, dtype, 0.0)
             copy = first["copy_bytes_per_s"] if first else copy_ceiling(self.device)
-            if not self.canaries:
-                self.canaries = canaries(self.device)
             self.ceilings[dtype] = {"copy_bytes_per_s": copy, "matmul_flops_per_s": matmul}
         return self.ceilings[dtype]
 
