@@ -16,10 +16,10 @@ import pytest
 import sweeps
 
 from attn_exp import compare
-from attn_exp.compare import FORMATS
 from attn_exp.compare.pages import page
-from attn_exp.compare.render import text_of
-from attn_exp.compare.sheet import rounded, written
+from attn_exp.core.sheet import FORMATS
+from attn_exp.core.sheet.render import text_of
+from attn_exp.core.sheet.sheet import rounded, written
 
 GOLDEN = Path(__file__).parent / "golden" / "compare"
 LENGTHS = (512, 1024, 8192)

@@ -22,7 +22,6 @@ from attn_exp.commands.duel import COMMAND as DUEL
 from attn_exp.commands.duel import rivals_of
 from attn_exp.commands.explain import main as explain_main
 from attn_exp.commands.log import main as log_main
-from attn_exp.compare import FORMATS
 from attn_exp.compare.changes import VERDICTS
 from attn_exp.config.compose import compose_config, resolved_config
 from attn_exp.config.request import request_from_config
@@ -33,6 +32,7 @@ from attn_exp.core.host.nvml import GpuInfo
 from attn_exp.core.record.flags import FLAGS
 from attn_exp.core.record.metrics import METRICS
 from attn_exp.core.record.window import Window
+from attn_exp.core.sheet import FORMATS
 from attn_exp.results.read import read_folder
 from attn_exp.results.table import csv_text
 from attn_exp.sweep.product import parsed_combinations

@@ -21,9 +21,9 @@ from attn_exp.compare.pages import end_page, page
 from attn_exp.compare.picks import pick
 from attn_exp.compare.ranking import by_group
 from attn_exp.compare.ratio import ratio
-from attn_exp.compare.render import table, text_of
 from attn_exp.compare.standing import standings
 from attn_exp.core.record.record import METHOD_VERSION, Kernel
+from attn_exp.core.sheet.render import table, text_of
 from attn_exp.results.read import read_folder
 
 ROOT = Path(__file__).resolve().parents[1]

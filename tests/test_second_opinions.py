@@ -89,8 +89,8 @@ def test_the_words_stand_where_readers_look(tmp_path):
 def test_compare_and_its_report_have_the_words(tmp_path):
     from attn_exp import compare
     from attn_exp.compare.pages import page
-    from attn_exp.compare.render import csv_text as rows
-    from attn_exp.compare.render import text_of
+    from attn_exp.core.sheet.render import csv_text as rows
+    from attn_exp.core.sheet.render import text_of
 
     pair = disagreements((rounds(100.0), block(120.0)))
     records = [sweeps.job("flash", bwd_us=None), sweeps.job("cudnn", 90.0, bwd_us=None)]

@@ -11,7 +11,7 @@ from attn_exp.commands import run as run_module
 from attn_exp.compare.answer import compare_read
 from attn_exp.compare.choice import Choice
 from attn_exp.compare.pages import page
-from attn_exp.compare.render import text_of
+from attn_exp.core.sheet.render import text_of
 from attn_exp.results import read as read_module
 from attn_exp.results.store import keep_planned
 from attn_exp.run import session as session_module

@@ -19,10 +19,10 @@ from attn_exp.commands.log import main as log_main
 from attn_exp.compare.answer import compare_read
 from attn_exp.compare.choice import Choice
 from attn_exp.compare.pages import page
-from attn_exp.compare.render import text_of
 from attn_exp.compare.rivals import Rivals
 from attn_exp.compare.standing import standings
 from attn_exp.core.record.record import Record
+from attn_exp.core.sheet.render import text_of
 from attn_exp.results.read import Sweep, read_folder
 from attn_exp.run import closing
 from attn_exp.run.summary import summary_of

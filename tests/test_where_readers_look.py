@@ -10,7 +10,7 @@ import sweeps
 
 from attn_exp import compare
 from attn_exp.compare.pages import page
-from attn_exp.compare.render import text_of
+from attn_exp.core.sheet.render import text_of
 from attn_exp.explain.page import job_page
 from attn_exp.results.result import result_of
 from attn_exp.results.table import csv_text, table

@@ -16,10 +16,11 @@ from attn_exp.commands.options import (
     Option,
     Positional,
 )
-from attn_exp.compare import FORMATS, MARGIN, SHOWN, UNDECIDED
+from attn_exp.compare import MARGIN, SHOWN, UNDECIDED
 from attn_exp.core.errors import UserError
 from attn_exp.core.live_line import LiveLine
 from attn_exp.core.redaction import redacted
+from attn_exp.core.sheet import FORMATS
 from attn_exp.core.text import WIDTH, colours, terminal_width
 from attn_exp.results.there import HOME
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from attn_exp.compare.choice import Choice
     from attn_exp.compare.comparison import Comparison
     from attn_exp.compare.rivals import Rivals
-    from attn_exp.compare.sheet import Picture
+    from attn_exp.core.sheet.sheet import Picture
     from attn_exp.results.read import Sweep
 
 NOTHING_TO_DRAW = "this comparison has nothing to draw"
@@ -174,7 +175,7 @@ def _text(
 ) -> str:
     """Return a report for a file, or for standard output; it says which command made it."""
     from attn_exp.compare.pages import page
-    from attn_exp.compare.render import format_of, text_of
+    from attn_exp.core.sheet.render import format_of, text_of
 
     drawn = drawings(comparison) if format_of(form, out) == "html" else ()
     colour, width = (False, WIDTH) if out else (colours(sys.stdout), terminal_width(sys.stdout))

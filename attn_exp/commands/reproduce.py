@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attn_exp.commands.options import CONFIG_DIR, FOLDER, Arguments, Command, Option, Positional
-from attn_exp.compare import FORMATS
 from attn_exp.core.errors import UserError
+from attn_exp.core.sheet import FORMATS
 from attn_exp.core.text import colours, terminal_width
 from attn_exp.core.values import names, truth
 
 if TYPE_CHECKING:
-    from attn_exp.compare.sheet import Page
+    from attn_exp.core.sheet.sheet import Page
     from attn_exp.reproduce.judged import Measured
 
 
@@ -78,7 +78,7 @@ def _measured(word: str, home: Path) -> "list[Measured]":
 
 
 def _print(page: "Page", form: str | None) -> None:
-    from attn_exp.compare.render import text_of
+    from attn_exp.core.sheet.render import text_of
 
     print(text_of(page, form, colour=colours(sys.stdout), width=terminal_width(sys.stdout)), flush=True)
 

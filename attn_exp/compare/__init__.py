@@ -7,5 +7,3 @@ MARGIN = 0.03
 SHOWN = ("auto", "tflops", "us", "gb/s")
 # The reactions of a gate to differences that intervals leave open.
 UNDECIDED = ("fail", "warn", "pass")
-# The formats of a report, and the ending of a file in each.
-FORMATS = {"table": ".txt", "markdown": ".md", "csv": ".csv", "json": ".json", "html": ".html"}

@@ -8,9 +8,9 @@ from attn_exp.compare.join import WAYS
 from attn_exp.compare.page_parts import case_part, case_values
 from attn_exp.compare.ranking import Ranking, by_group, winners
 from attn_exp.compare.ratio import geometric_mean
-from attn_exp.compare.sheet import MARK, Column, Sheet
 from attn_exp.core.record.metrics import metric_named
 from attn_exp.core.record.status import STATUSES
+from attn_exp.core.sheet.sheet import MARK, Column, Sheet
 from attn_exp.core.text import printable
 from attn_exp.results.cell import ChosenMetric
 from attn_exp.results.result import Result

@@ -16,9 +16,9 @@ from attn_exp.compare.environment import differences
 from attn_exp.compare.join import Pair, joined, nothing_in_common
 from attn_exp.compare.page_parts import case_part, case_values
 from attn_exp.compare.ratio import Spreads, gain, uncertainty
-from attn_exp.compare.sheet import Column, Sheet, Tone, interval, split
 from attn_exp.core.errors import UserError
 from attn_exp.core.record.flags import flag_marks
+from attn_exp.core.sheet.sheet import Column, Sheet, Tone, interval, split
 from attn_exp.core.stats.multiple import LEVEL, benjamini_hochberg
 from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.read import Sweep

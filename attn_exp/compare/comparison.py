@@ -6,10 +6,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from attn_exp.compare.environment import Difference, environment_summary
-from attn_exp.compare.sheet import Sheet
 from attn_exp.core.case.case import PASSES, Case
 from attn_exp.core.case.fields import case_columns
 from attn_exp.core.frames import frame
+from attn_exp.core.sheet.sheet import Sheet
 from attn_exp.core.text import FIRST_ROWS, html_table
 from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.fields import sortable

@@ -13,8 +13,8 @@ from attn_exp.compare.environment import Difference, differences
 from attn_exp.compare.join import latest, method_key
 from attn_exp.compare.page_parts import case_part, case_values
 from attn_exp.compare.ratio import Spreads
-from attn_exp.compare.sheet import Column, Sheet, Tone, written
 from attn_exp.core.errors import UserError
+from attn_exp.core.sheet.sheet import Column, Sheet, Tone, written
 from attn_exp.core.source import short
 from attn_exp.core.stats.multiple import LEVEL, benjamini_hochberg
 from attn_exp.core.stats.student import student_t_p

@@ -8,10 +8,10 @@ from operator import attrgetter
 from typing import Any
 
 from attn_exp.compare.comparison import Comparison
-from attn_exp.compare.sheet import Column, Page, Sheet, Tone, written
 from attn_exp.core.case.case import Case
 from attn_exp.core.case.fields import MASK_FIELDS, SWITCHES, case_columns, with_mask
 from attn_exp.core.record.flags import FLAGS, flag_notes
+from attn_exp.core.sheet.sheet import Column, Page, Sheet, Tone, written
 from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.duel_command import Duel
 from attn_exp.results.read import counted_of

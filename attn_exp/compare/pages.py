@@ -17,8 +17,8 @@ from attn_exp.compare.page_parts import (
     shared_values,
 )
 from attn_exp.compare.rivals import Rivals
-from attn_exp.compare.sheet import Column, Headline, Page, Sheet, of_all, split, written
 from attn_exp.core.record.flags import flag_notes
+from attn_exp.core.sheet.sheet import Column, Headline, Page, Sheet, of_all, split, written
 from attn_exp.results.table import opinion_notes
 
 _FEWER = "means over fewer cases may leave out the slow ones"

@@ -24,10 +24,10 @@ from attn_exp.compare.ranking import (
 )
 from attn_exp.compare.ratio import TURNS_FLOOR, Spreads, gain, geometric_mean
 from attn_exp.compare.settled import Settlements
-from attn_exp.compare.sheet import MARK, Column, Sheet, Tone, interval, split
 from attn_exp.core.case.case import PASSES
 from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.record.flags import flag_marks
+from attn_exp.core.sheet.sheet import MARK, Column, Sheet, Tone, interval, split
 from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.duel_command import Duel, duels
 from attn_exp.results.fields import fields, getter, sortable

@@ -11,8 +11,8 @@ from attn_exp.compare.changes import Changes
 from attn_exp.compare.comparison import Comparison
 from attn_exp.compare.history import History
 from attn_exp.compare.rivals import Rivals
-from attn_exp.compare.sheet import Picture
 from attn_exp.core.errors import UserError
+from attn_exp.core.sheet.sheet import Picture
 from attn_exp.plots.data import one_each
 from attn_exp.plots.dots import accuracy_chart
 from attn_exp.plots.heatmap import heatmap_chart

@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, get_args
 
-from attn_exp.compare.sheet import Column, Headline, Page, Sheet, split
 from attn_exp.core.case.fields import case_columns
 from attn_exp.core.case.filter import Filter, Getter
 from attn_exp.core.errors import UserError
+from attn_exp.core.sheet.sheet import Column, Headline, Page, Sheet, split
 from attn_exp.core.text import SHORT
 from attn_exp.reproduce.figures import Figure, Status
 from attn_exp.reproduce.judged import Judged

@@ -97,8 +97,8 @@ def write_report(
         return []
     with _told("report", say):
         from attn_exp.compare.pages import page
-        from attn_exp.compare.render import text_of
-        from attn_exp.compare.sheet import Picture
+        from attn_exp.core.sheet.render import text_of
+        from attn_exp.core.sheet.sheet import Picture
 
         drawn = [(path.stem, read_whole(path).decode()) for path in plots if path.suffix == ".svg"]
         pictures = [

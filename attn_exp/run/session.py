@@ -376,7 +376,7 @@ class Session:
         """Return the results in the chosen format: of several backends who is fastest, else a line for each job."""
         if self._form == "table" and rivals is not None and rivals.answer.won and not self._columns:
             from attn_exp.compare.pages import end_page
-            from attn_exp.compare.render import table
+            from attn_exp.core.sheet.render import table
 
             return "\n" + table(end_page(rivals), width=width, colour=colours(sys.stdout), limit=_ROWS)
         text = rendered(results, self._form, width, rivals.answer.lines() if rivals else [], self._columns)

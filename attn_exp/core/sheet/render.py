@@ -8,10 +8,10 @@ from pathlib import Path
 
 import msgspec
 
-from attn_exp.compare import FORMATS
-from attn_exp.compare.sheet import MARK, Page, Picture, Sheet, Tone, commands_of
-from attn_exp.compare.web import html
 from attn_exp.core.errors import UserError
+from attn_exp.core.sheet import FORMATS
+from attn_exp.core.sheet.sheet import MARK, Page, Picture, Sheet, Tone, commands_of
+from attn_exp.core.sheet.web import html
 from attn_exp.core.text import WIDTH, filled, fitted, grid, markdown_text, printable
 
 # A terminal shows the first few duel commands; files have all.

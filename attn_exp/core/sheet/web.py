@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 
-from attn_exp.compare.sheet import MARK, Column, Page, Picture, Sheet, Tone, commands_of
+from attn_exp.core.sheet.sheet import MARK, Column, Page, Picture, Sheet, Tone, commands_of
 from attn_exp.core.text import template
 
 _LONG = 60
@@ -48,7 +48,7 @@ def html(
     if table is not None:
         table = replace(table, title=table.title.replace(f"{MARK} ", "bold: "))
     script = _asset("report.js")
-    return template("attn_exp.compare", "report.html.jinja").render(
+    return template("attn_exp.core.sheet", "report.html.jinja").render(
         title=f"{', '.join(str(one['name']) for one in page.about['sweeps'])}: {_KINDS[page.about['kind']]}",
         headline=headline,
         table=_section("answer", table, limit) if table is not None else None,
@@ -67,7 +67,7 @@ def html(
 
 @cache
 def _asset(name: str) -> str:
-    return files("attn_exp.compare").joinpath(name).read_text(encoding="utf-8")
+    return files("attn_exp.core.sheet").joinpath(name).read_text(encoding="utf-8")
 
 
 def _policy(script: str) -> str:
