@@ -22,7 +22,7 @@ class Ranking:
     """One cell among the backends of its case and pass.
 
     `gain` is how many times better it is than the baseline, or without a baseline than the best. It is None if the cell
-    or the baseline has no value that was measured well enough. `best` marks the best and all that are too close to it
+    or the baseline has no value. `best` marks the best and all that are too close to it
     to call. `kernel` are the labels of the backends that ran the same kernels as often, and `same` those of them whose
     intervals agree with it: they are one rival, which ranks by its mean, `place`. `duels` has what duels decided about
     the row and others that are or were among the best, by label.
@@ -71,9 +71,11 @@ def ranked(
     """
     rivals = _rivals([cell for cell in group if cell.compared], metric, spreads)
     of_cell = {id(cell): rival for rival in rivals for cell in rival}
-    base = rivals[0] if rivals else []
-    if baseline:
-        base = next((rival for rival in rivals if any(is_label(one.result.label, baseline) for one in rival)), [])
+    of_cell |= {id(cell): [cell] for cell in group if cell.value is not None and not cell.compared}
+    first = next(
+        (cell for cell in group if baseline and id(cell) in of_cell and is_label(cell.result.label, baseline)), None
+    )
+    base = of_cell[id(first)] if first is not None else rivals[0] if rivals and not baseline else []
     close = _among_the_best(rivals, metric, spreads)
     best = {id(cell) for rival in settlements.left(close) for cell in rival}
     rows = []
@@ -86,7 +88,7 @@ def ranked(
                 index,
                 Ratio(1.0, 1.0, 1.0, 0.0, 1.0) if rival is base and rival else ratio(rival, base, metric, spreads),
                 id(cell) in best,
-                _place(rival, metric) if rival else math.inf,
+                _place(rival, metric) if cell.compared else math.inf,
                 tuple(other.result.label for other in others if any(other is one for one in rival)),
                 tuple(one.result.label for one in others if same_kernel(cell.result, one.result, cell.direction)),
                 _of_duels(cell, [one for each in close for one in each], settlements),

@@ -16,6 +16,8 @@ Tone = Literal["good", "bad", "open", "best", ""]
 MARK = "*"
 # A larger ratio is the bound of an interval of two or three rounds, and tells nothing.
 _LARGEST = 100_000
+# Bounds of a ratio of two values that are known to +-25 % differ by no more than this.
+_WIDEST = 2.5
 
 
 @dataclass(frozen=True)
@@ -164,12 +166,14 @@ def interval(
 ) -> Callable[[dict[str, Any]], str]:
     """Return a function that formats two bounds as `[0.98, 1.02]`, or column `instead` if there are none.
 
-    The text is empty if `instead` is None or its column has `ok`.
+    The text is empty if `instead` is None or its column has `ok`, and `?` for ratios of which nothing is known.
     """
 
     def join(values: dict[str, Any]) -> str:
         if values[low] is None or values[high] is None:
             return "" if instead is None or values[instead] == "ok" else str(values[instead])
+        if form == "ratio" and values[high] > _WIDEST * values[low]:
+            return "?"
         return f"[{written(values[low], form)}, {written(values[high], form)}]"
 
     return join
