@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from attn_exp.compare.join import method_key
@@ -24,7 +25,7 @@ _FULL = 4.0
 def heatmap_chart(rivals: "Rivals") -> Chart | None:
     """Draw how many times better each backend is than the baseline or the best; None with fewer than two."""
     rows = [row for row in rivals.rows if row.gain is not None or row.cell.value is None]
-    labels = sorted({row.cell.result.label for row in rows})[:_MOST_COLUMNS]
+    labels = sorted(_fastest(rows)[:_MOST_COLUMNS])
     rows = [row for row in rows if row.cell.result.label in labels]
     valued = {row.cell.result.label for row in rows if row.gain is not None}
     if len(labels) < 2 or not valued or len(valued) < 2:
@@ -67,6 +68,14 @@ def heatmap_chart(rivals: "Rivals") -> Chart | None:
         f"{left_out} more cases are among the rows only." if left_out else "",
     )
     return finish(figure, "heatmap", title, text)
+
+
+def _fastest(rows: "Sequence[Ranking]") -> list[str]:
+    """Return the backends' labels, the one with the best gains first, those without any last."""
+    gains: dict[str, list[float]] = {}
+    for row in rows:
+        gains.setdefault(row.cell.result.label, []).extend([math.log(row.gain.value)] if row.gain else [])
+    return sorted(gains, key=lambda label: -fmean(gains[label]) if gains[label] else math.inf)
 
 
 def _grid(rows: "Sequence[Ranking]") -> "dict[Any, dict[str, Ranking]]":
