@@ -45,7 +45,7 @@ Sweeps are positional arguments; options are written key=value:
 Without a command the arguments are those of run, groups and keys of Hydra:
   python -m attn_exp                                        one case on one backend
   python -m attn_exp -m backend=flash,cudnn batch=1,8,16    every combination, one job each
-  python -m attn_exp -m 'backend=glob(*)' seq_len=4096      every backend: what is fastest for my shape
+  python -m attn_exp -m backend=all seq_len=4096            all that run here: what is fastest for my shape
   python -m attn_exp -m +experiment=sdpa_sweep              a stored sweep
   python -m attn_exp -m backend=flash,math dry_run=true     list the jobs, start nothing
   python -m attn_exp -m ... hydra/launcher=local_gpus       on all GPUs here; also slurm, ray

@@ -64,11 +64,10 @@ import contextlib, io, json, sys
 import msgspec
 from attn_exp.commands.backends import main
 from attn_exp.run import capabilities
-from attn_exp.worker.capabilities import Question, answer
+from attn_exp.worker.capabilities import Question, answers
 
 def answered(module, question):
-    asked = msgspec.convert(msgspec.to_builtins(question), Question)
-    return msgspec.json.encode([answer(config, asked) for config in asked.backends])
+    return msgspec.json.encode(answers(msgspec.convert(msgspec.to_builtins(question), Question)))
 
 capabilities.answer_of = answered
 for arguments in json.load(sys.stdin):

@@ -10,6 +10,7 @@ from attn_exp.config.compose import prepare_hydra
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.record.file import write_record
 from attn_exp.core.record.record import Record
+from attn_exp.run import capabilities
 from attn_exp.run.context import SweepContext
 from attn_exp.run.session import Session
 from attn_exp.sweep.product import Composer
@@ -163,6 +164,24 @@ def test_the_command_line_wins_over_what_a_stored_sweep_varies(call, monkeypatch
     assert sorted(fake.submitted) == sorted(
         f"auto b2 h16 s{length} d128 bf16 {mask}" for length in (32, 64) for mask in ("causal", "full")
     )
+
+
+@pytest.mark.parametrize("word", ["backend=all", "backend=*", "backend=glob(*)"])
+def test_all_backends_are_those_that_can_run_here(call, monkeypatch, tmp_path, word):
+    fake = FakeSession(monkeypatch, tmp_path / "s")
+    asked = set()
+
+    def refusals(requests):
+        asked.update(one.backend["name"] for one in requests)
+        return {one.job: "not here" for one in requests if one.backend["name"] not in ("flash", "math")}
+
+    monkeypatch.setattr(capabilities, "refusals", refusals)
+    code, _, err = call("-m", word, "batch=1,2", "device=cpu", "sweep=s")
+    assert (code, err) == (0, f"{len(asked) - 2} of {len(asked)} cannot run here: attn-exp backends\n")
+    assert not asked & {"auto", "compiled", "priority", "reference"}
+    # The time that is left is that of these.
+    assert fake.total == len(fake.submitted) == 4
+    assert {label.split()[0] for label in fake.submitted} == {"flash", "math"}
 
 
 def test_equal_jobs_are_one(call):

@@ -14,20 +14,20 @@ def run(given: Arguments) -> int:
     from attn_exp.run.capabilities import ask, markdown, table, verdicts
 
     gpus = visible_gpus()
-    case, device = None, "auto"
+    request, device = None, "auto"
     own_choices = given.get("config_dir")
     if given.overrides:
         config = resolved_config(compose_config(given.overrides, "backends", own_choices), given.overrides)
         request = request_from_config(config, gpus)
-        case, device = request.case, str(config["device"])
+        device = str(config["device"])
     device = resolve_device(device, gpus)[0]
-    answers = ask(device, case, own_choices)
+    answers = ask(device, request, own_choices)
     if given.get("format") == "markdown":
         print(markdown(answers))
-    elif case is None:
+    elif request is None:
         print(table(answers))
     else:
-        print(f"{case.label()} on {'the GPU' if device == 'cuda' else 'the CPU'}\n\n{verdicts(answers)}")
+        print(f"{request.case.label()} on {'the GPU' if device == 'cuda' else 'the CPU'}\n\n{verdicts(answers)}")
     return 0
 
 

@@ -85,14 +85,15 @@ def _search_path(given: argparse.Namespace) -> ConfigSearchPath:
 
 
 def _options_of_jobs(given: argparse.Namespace) -> list[str]:
-    """Return the overrides, with those of a backend's options as choices where the sweep has several backends.
+    """Return the overrides, `backend=all` as Hydra writes it, and a backend's options as choices if it has several.
 
     Hydra applies a single value to the configuration that all jobs share, whose backend may not have the option.
     """
-    several = any(word.startswith("backend=") and ("," in word or "(" in word) for word in given.overrides)
+    typed = ["backend=glob(*)" if word in ("backend=all", "backend=*") else word for word in given.overrides]
+    several = any(word.startswith("backend=") and ("," in word or "(" in word) for word in typed)
     if not (given.multirun and several):
-        return list(given.overrides)
-    parsed = zip(given.overrides, OverridesParser.create().parse_overrides(given.overrides), strict=True)
+        return typed
+    parsed = zip(typed, OverridesParser.create().parse_overrides(typed), strict=True)
     return [
         word.replace("=", "=choice(", 1) + ")" if word.startswith("backend.") and not one.is_sweep_override() else word
         for word, one in parsed
