@@ -33,8 +33,6 @@ SPREAD = [
     ["+pair={b:1,s:16384}", "batch=${pair.b}", "seq_len=${pair.s}"],
     ["model={q_heads:6,kv_heads:2}"],
     ["model.q_heads=3", "model={q_heads:6,kv_heads:2}", "batch=3"],
-    ["+experiment=flux", "batch=2"],
-    ["+experiment=sdpa_sweep", "batch=1", "causal=false", "seq_len=128", "backend=math"],
     ["backend=eager", "backend._target_=their.Own", "backend.name=own"],
     ["hydra.job.name=other", "batch=2"],
     ["hydra.verbose=true", "folder=elsewhere", "sweep=named"],
@@ -205,6 +203,7 @@ def test_an_option_goes_to_the_backends_that_have_it_and_multiplies_only_those(c
     [
         (("backend=flash,math", "sweep=${backend.name}"), "sweep=${backend.name} is one for the whole sweep"),
         (("backend=flash,math", "backend.nope=1"), "the chosen backend has no key 'backend.nope'"),
+        (("+experiment=paged,mla",), "+experiment=paged is a sweep of its own: run python -m attn_exp -m +experiment="),
     ],
 )
 def test_what_cannot_be_for_each_job_is_refused_with_what_works(call, words, said):

@@ -108,6 +108,12 @@ class Composer:
         groups = tuple(text for text in overrides if self._parsed(text)[1])
         if groups not in self._bases:
             whole = self._loader.load_sweep_config(self._master, list(groups))
+            if any(whole.hydra[node] != self._master.hydra[node] for node in ("sweeper", "launcher")):
+                stored = next((text for text in groups if "experiment=" in text), groups[0])
+                raise UserError(
+                    f"{stored} is a sweep of its own: run python -m attn_exp -m {stored} sweep=NAME, then the others "
+                    "with the same sweep=NAME"
+                )
             self._bases[groups] = _Base(whole, list(self._shared.values()))
         return self._bases[groups]
 
