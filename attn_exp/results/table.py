@@ -11,7 +11,7 @@ import msgspec
 
 from attn_exp.core.case.case import NORMAL
 from attn_exp.core.case.fields import MASK_FIELDS, case_columns, typed_fields, with_mask
-from attn_exp.core.errors import UserError, nearest
+from attn_exp.core.errors import UserError
 from attn_exp.core.files import write_whole
 from attn_exp.core.record.bitwise import yes_or_no
 from attn_exp.core.record.flags import flag_marks, flag_notes
@@ -117,8 +117,7 @@ def check_columns(columns: Any) -> tuple[str, ...]:
     names = columns if isinstance(columns, list) else [columns]
     for name in names:
         if not isinstance(name, str) or not metric_named(name).description:
-            advice = f"{nearest(str(name), METRICS)}write columns=[joules_per_call]"
-            raise UserError(f"columns={name} is no list of metrics: {advice}")
+            raise UserError(f"columns={name} is no list of metrics, which are {', '.join(METRICS)}: columns=[gb_per_s]")
     return tuple(names)
 
 
@@ -279,14 +278,9 @@ def _row(
             value = result.metrics.get(f"{side}/{column}")
             text = yes_or_no if metric_named(column).is_fact else figures
             # Heads on several lines, since figures are short.
-            row["\n".join([SHORT[side], *_head(column).split()])] = "" if value is None else text(value)
+            row["\n".join([SHORT[side], *metric_named(column).head.split()])] = "" if value is None else text(value)
     row["marks"] = flag_marks(result.flags)
     return row
-
-
-def _head(column: str) -> str:
-    head = metric_named(column).head
-    return column.replace("_", " ") if "{" in head else head
 
 
 def _csv_row(result: Result, names: Collection[str]) -> dict[str, Any]:
