@@ -42,6 +42,15 @@ def test_a_grid_is_as_wide_as_was_reckoned_and_leaves_out_no_more_than_it_must(d
         assert max(map(len, grid(rows, one_more).splitlines())) > width
 
 
+def test_a_swept_key_is_the_last_column_to_go():
+    rows = [
+        result_of(sweeps.job("flash", us, measuring={"timer": timer})) for us, timer in ((9, "device"), (8, "event"))
+    ]
+    for width in range(40, 121, 10):
+        text = table(rows, width=width)
+        assert " device " in text and " event " in text, width
+
+
 def asked(block):
     request = sweeps.job("triton").request
     return replace(request, backend={**request.backend, "block": block})

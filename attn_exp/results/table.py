@@ -62,20 +62,9 @@ _SETTINGS = (
     *("bf16_reduced_precision_reduction", "fp16_reduced_precision_reduction"),
     *("cpu", "cpu_threads", "cpu_affinity", "numa_nodes", "cpu_governor", "cpu_capability", "cpu_instruction_sets"),
 )
-# Columns that a narrow terminal may omit, the least important first.
-_RATES = ("bwd\nTFLOPS", "fwd\nTFLOPS")
-_DISPENSABLE = (
-    "device",
-    "embed_dim",
-    "timer",
-    "model",
-    "align",
-    "fwd\nerror",
-    "bwd\nerror",
-    "fwd\n+-%",
-    "bwd\n+-%",
-    "dtype",
-)
+# Columns that a narrow terminal may omit, the least important first. A key that is swept is none: only after these, and
+# the columns to its right, does it go.
+_DISPENSABLE = ("embed_dim", "fwd\nerror", "bwd\nerror", "fwd\n+-%", "bwd\n+-%", "bwd\nTFLOPS", "fwd\nTFLOPS")
 # What a model says; where models differ in them, its name may stand for them.
 _OF_MODEL = ("latent", "value_dim", "head_dim", "kv_heads", "q_heads")
 
@@ -141,9 +130,7 @@ def table(results: Sequence[Result], width: int = WIDTH, columns: Sequence[str] 
     shared.pop("backend", None)  # backends are listed in every row, even if there is only one
     shown = [name for name in rows[0] if name not in shared and any(row[name] not in (None, "") for row in rows)]
     by_model = [name for name in _OF_MODEL if {"model", name} <= set(shown) and _follows(rows, name)]
-    dispensable = (*by_model, *(name for name in _DISPENSABLE if not by_model or name != "model"))
-    # Requested columns stay longer than those that are always there.
-    text, left_out = fitted(rows, shown, (*dispensable, *(_RATES if columns else ())), width)
+    text, left_out = fitted(rows, shown, (*by_model, *_DISPENSABLE), width)
     devices = sorted({result.device_name for result in results})
     lines = [
         ", ".join(
