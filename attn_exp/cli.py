@@ -127,11 +127,10 @@ def dispatch(arguments: Sequence[str]) -> int:
         return code
     # No command has so many letters, nor has any folder.
     if words and words[0].isidentifier() and len(words[0]) < 100 and not (conf_folder() / words[0]).is_dir():
-        import difflib
+        from attn_exp.core.errors import nearest
 
-        for near in difflib.get_close_matches(words[0], COMMANDS, n=1, cutoff=0.7):
-            said = f"there is no command '{words[0]}': did you mean '{near}'? attn-exp --help lists them"
-            print(f"attn-exp: {said}", file=sys.stderr)
+        if near := nearest(words[0], COMMANDS, cutoff=0.7):
+            print(f"attn-exp: there is no command '{words[0]}': {near}attn-exp --help lists them", file=sys.stderr)
             return 2
     from attn_exp.commands.run import main as run
 

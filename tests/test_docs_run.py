@@ -64,10 +64,11 @@ import contextlib, io, json, sys
 import msgspec
 from attn_exp.commands.backends import main
 from attn_exp.run import capabilities
-from attn_exp.worker.capabilities import Question, answers
+from attn_exp.worker.capabilities import Question, answer
 
 def answered(module, question):
-    return msgspec.json.encode(answers(msgspec.convert(msgspec.to_builtins(question), Question)))
+    asked = msgspec.convert(msgspec.to_builtins(question), Question)
+    return msgspec.json.encode(list(map(answer, asked.backends, asked.jobs)))
 
 capabilities.answer_of = answered
 for arguments in json.load(sys.stdin):

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from attn_exp.compare.join import method_key
@@ -25,7 +24,8 @@ _FULL = 4.0
 def heatmap_chart(rivals: "Rivals") -> Chart | None:
     """Draw how many times better each backend is than the baseline or the best; None with fewer than two."""
     rows = [row for row in rivals.rows if row.gain is not None or row.cell.value is None]
-    labels = sorted(_fastest(rows)[:_MOST_COLUMNS])
+    # The means are in order, the best first.
+    labels = sorted([*dict.fromkeys(mean.label for mean in rivals.means)][:_MOST_COLUMNS])
     rows = [row for row in rows if row.cell.result.label in labels]
     valued = {row.cell.result.label for row in rows if row.gain is not None}
     if len(labels) < 2 or not valued or len(valued) < 2:
@@ -68,14 +68,6 @@ def heatmap_chart(rivals: "Rivals") -> Chart | None:
         f"{left_out} more cases are among the rows only." if left_out else "",
     )
     return finish(figure, "heatmap", title, text)
-
-
-def _fastest(rows: "Sequence[Ranking]") -> list[str]:
-    """Return the backends' labels, the one with the best gains first, those without any last."""
-    gains: dict[str, list[float]] = {}
-    for row in rows:
-        gains.setdefault(row.cell.result.label, []).extend([math.log(row.gain.value)] if row.gain else [])
-    return sorted(gains, key=lambda label: -fmean(gains[label]) if gains[label] else math.inf)
 
 
 def _grid(rows: "Sequence[Ranking]") -> "dict[Any, dict[str, Ranking]]":

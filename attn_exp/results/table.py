@@ -42,17 +42,7 @@ _OPINIONS = 5
 FORMATS = ("table", "json", "csv", "markdown")
 # The columns that a page has room for, besides the metrics of each pass.
 _PAGE_COLUMNS = (
-    "label",
-    "status",
-    "batch",
-    "q_heads",
-    "kv_heads",
-    "q_len",
-    "kv_len",
-    "head_dim",
-    "dtype",
-    "causal",
-    "flags",
+    *("label", "status", "batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "dtype", "causal", "flags"),
 )
 _PAGE_METRICS = ("time_us", "time_half_width", "tflops")
 _VERSIONS = ("cuda", "cudnn", "driver")
@@ -166,21 +156,8 @@ def csv_rows(results: Sequence[Result]) -> tuple[list[str], list[dict[str, Any]]
     passes = passes_shown(results)
     names = [
         *("job", "status", "reason", "backend", "label", "compile", "model", *case_columns(), "embed_dim"),
-        *(
-            "device",
-            "timer",
-            "regime",
-            "l2",
-            "inputs",
-            "accumulate",
-            "gold",
-            "caches",
-            "source",
-            "source_commit",
-            "seed",
-            "flags",
-        ),
-        "second_opinions",
+        *("device", "timer", "regime", "l2", "inputs", "accumulate", "gold", "caches", "source", "source_commit"),
+        *("seed", "flags", "second_opinions"),
         *(f"{direction}/{metric}" for direction in passes for metric in _metric_names(results, direction)),
         *(f"{direction}/kernels" for direction in passes),
         *("gpu", "gpu_uuid", "torch", *_VERSIONS, *_SETTINGS, "finished_at"),

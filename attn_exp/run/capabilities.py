@@ -24,7 +24,7 @@ _ANSWERED = "import gc, runpy, sys; gc.disable(); runpy.run_module(sys.argv[1], 
 _WIDTHS = {"backend": 16, "version": 12, "about": 46, "can compute": 40}
 
 
-def ask(device: str, job: Request | None, own_choices: Path | None = None) -> list[dict[str, Any]]:
+def ask(job: Request | None, own_choices: Path | None = None) -> list[dict[str, Any]]:
     """Ask all backends, also those of `--config-dir`, in a child process, which imports torch and their packages.
 
     Raises:
@@ -32,7 +32,7 @@ def ask(device: str, job: Request | None, own_choices: Path | None = None) -> li
     """
     folders = [folder / "backend" for folder in (conf_folder(), own_choices) if folder]
     configs = [configured(path) for folder in folders for path in sorted(folder.glob("*.yaml"))]
-    return _asked(configs, device, [job] * len(configs))
+    return _asked(configs, [job] * len(configs))
 
 
 def possible(requests: Sequence[Request | UserError], folder: Path, progress: Progress) -> list[Request | UserError]:
@@ -47,22 +47,20 @@ def possible(requests: Sequence[Request | UserError], folder: Path, progress: Pr
     except UserError as error:
         progress.note(str(error))
         return list(requests)
-    impossible = {one.job: UserError(f"{one.label}: {reasons[one.job]}") for one in asked if one.job in reasons}
+    impossible = {job: UserError(reason) for job, reason in reasons.items()}
     return [impossible.get(one.job, one) if isinstance(one, Request) else one for one in requests]
 
 
-def refusals(requests: Sequence[Request]) -> dict[str, str]:
-    """Return why jobs cannot be measured here, by job, without those that can. Raises UserError as `ask` does."""
-    if not requests:
-        return {}
-    answers = _asked([one.backend for one in requests], requests[0].device, requests)
-    reasons = {one.job: said["missing"] or said["refusal"] for one, said in zip(requests, answers, strict=True)}
-    return {job: reason for job, reason in reasons.items() if reason}
+def refusals(jobs: Sequence[Request]) -> dict[str, str]:
+    """Return why jobs cannot be measured here, by name, without those that can. Raises UserError as `ask` does."""
+    answers = _asked([one.backend for one in jobs], jobs) if jobs else []
+    reasons = [(one, said["missing"] or said["refusal"]) for one, said in zip(jobs, answers, strict=True)]
+    return {one.job: f"{one.label}: {reason}" for one, reason in reasons if reason}
 
 
-def _asked(backends: Sequence[dict[str, Any]], device: str, jobs: Sequence[Request | None]) -> list[dict[str, Any]]:
-    jobs = [job and replace(job, config={}) for job in jobs]
-    question = {"backends": backends, "device": device, "jobs": jobs}
+def _asked(backends: Sequence[dict[str, Any]], jobs: Sequence[Request | None]) -> list[dict[str, Any]]:
+    # Without the whole configuration of each.
+    question = {"backends": backends, "jobs": [job and replace(job, config={}) for job in jobs]}
     answers: list[dict[str, Any]] = msgspec.json.decode(answer_of("attn_exp.worker.capabilities", question))
     return answers
 

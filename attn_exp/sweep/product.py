@@ -31,7 +31,7 @@ _SHARED = (
     *("quiet", "private", "gpu_wait_s", "profiler", "profiler_timeout_s"),
 )
 # Choices that compute in no way of their own: other names of what others do, and what results are compared with.
-_NO_RIVALS = ("auto", "compiled", "priority", "reference")
+NO_RIVALS = ("auto", "compiled", "priority", "reference")
 # The overrides of one job, in the order of the sweep's choices.
 Overrides = Sequence[str]
 # Makes the request of a job from its overrides, or the reason why the job is impossible.
@@ -178,9 +178,6 @@ class Composer:
     def _parse(self, text: str) -> tuple[Override, bool]:
         """Return the parsed override, and whether Hydra must compose for it (hydra/_internal/defaults_list.py)."""
         override = self._parser.parse_overrides([text])[0]
-        if not override.key_or_group:
-            # Hydra's grammar accepts this, and an assertion fails later.
-            raise UserError(f"'{text}' is not of the form key=value, for example backend=flash or batch=1,8,16")
         group = self._loader.repository.group_exists(override.key_or_group)
         return override, (group and not isinstance(override.value(), dict)) or override.is_hydra_override()
 
@@ -205,11 +202,6 @@ def of_every_backend(overrides: Sequence[Override]) -> bool:
     """Whether a sweep is of every backend: backend=glob(*)."""
     chosen = [one.value() for one in overrides if one.key_or_group == "backend"][-1:]
     return bool(chosen) and isinstance(chosen[0], Glob) and chosen[0].include == ["*"]
-
-
-def of_rivals(jobs: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Return the jobs of backends that compute in a way of their own."""
-    return [job for job in jobs if chosen_backend(job) not in _NO_RIVALS]
 
 
 def combinations(overrides: Sequence[Override]) -> list[tuple[str, ...]]:

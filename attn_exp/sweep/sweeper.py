@@ -29,6 +29,7 @@ from attn_exp.run.session import Session
 from attn_exp.sweep.launcher import Launcher
 from attn_exp.sweep.parallel import launch
 from attn_exp.sweep.product import (
+    NO_RIVALS,
     Composer,
     case_by_case,
     check_choices,
@@ -36,7 +37,6 @@ from attn_exp.sweep.product import (
     chosen_backend,
     combinations,
     of_every_backend,
-    of_rivals,
     varied_keys,
     without_rivals,
 )
@@ -63,7 +63,7 @@ def run_sweep(context: HydraContext, task: TaskFunction, config: DictConfig, arg
     parser = OverridesParser.create(config_loader=loader)
     parsed = parser.parse_overrides(list(arguments))
     every = of_every_backend(parsed)
-    jobs = of_rivals(combinations(parsed)) if every else combinations(parsed)
+    jobs = [job for job in combinations(parsed) if not (every and chosen_backend(job) in NO_RIVALS)]
     if not jobs:
         raise UserError("there is no job in this sweep: one of its choices has no value")
     written = OmegaConf.to_container(config, resolve=False)

@@ -20,10 +20,9 @@ from attn_exp.core.record.request import Request
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """The backends' configurations, the device, and for each backend the job that it is asked about, if any."""
+    """The backends' configurations, and for each the job that it is asked about, if any."""
 
     backends: list[dict[str, Any]]
-    device: str
     jobs: list[Request | None]
 
 
@@ -45,17 +44,11 @@ class Answer:
     declared: str | None = None
 
 
-def answers(question: Question) -> list[Answer]:
-    """Return what each backend answers."""
-    asked = zip(question.backends, question.jobs, strict=True)
-    return [answer(config, question.device, job) for config, job in asked]
-
-
-def answer(config: dict[str, Any], device: str, job: Request | None) -> Answer:
+def answer(config: dict[str, Any], job: Request | None) -> Answer:
     """Return what one backend answers."""
     name = str(config["name"])
     try:
-        return _asked(name, load_backend(config), device, job)
+        return _asked(name, load_backend(config), job)
     except Unavailable as error:
         return Answer(name=name, missing=str(error))
     except Exception as error:  # a foreign class may raise anything, and must not hide the other backends
@@ -77,7 +70,7 @@ def refusal(backend: Backend, request: Request, device: str) -> str | None:
     return None
 
 
-def _asked(name: str, backend: Backend, device: str, job: Request | None) -> Answer:
+def _asked(name: str, backend: Backend, job: Request | None) -> Answer:
     package: Package | None = getattr(backend, "package", None)
     supports: Supports | None = getattr(backend, "supports", None)
     missing = None
@@ -93,21 +86,20 @@ def _asked(name: str, backend: Backend, device: str, job: Request | None) -> Ans
         version=package.version() if package is not None else str(torch.__version__),
         missing=missing,
         can_compute=supports.summary() if supports is not None else "",
-        refusal=_refusal(backend, device, job),
+        refusal=_refusal(backend, job) if job else None,
         declared=supports.refusal(job.case, supports.devices[0]) if supports and job else None,
     )
 
 
-def _refusal(backend: Backend, device: str, job: Request | None) -> str | None:
-    if job is None:
-        return None
-    if device == "cuda" and not torch.cuda.is_available():
+def _refusal(backend: Backend, job: Request) -> str | None:
+    if job.device == "cuda" and not torch.cuda.is_available():
         return f"PyTorch {torch.__version__} sees no CUDA device"
-    return refusal(backend, job, device)
+    return refusal(backend, job, job.device)
 
 
 if __name__ == "__main__":
-    sys.stdout.buffer.write(msgspec.json.encode(answers(msgspec.json.decode(sys.stdin.buffer.read(), type=Question))))
+    question = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)
+    sys.stdout.buffer.write(msgspec.json.encode(list(map(answer, question.backends, question.jobs))))
     sys.stdout.flush()
     # Without the interpreter's teardown, a fifth of the time.
     os._exit(0)
