@@ -45,7 +45,7 @@ Sweeps are positional arguments; options are written key=value:
 Without a command the arguments are those of run, groups and keys of Hydra:
   python -m attn_exp                                        one case on one backend
   python -m attn_exp -m backend=flash,cudnn batch=1,8,16    every combination, one job each
-  python -m attn_exp -m 'backend=glob(*)' seq_len=4096      every backend: what is fastest for my shape
+  python -m attn_exp -m backend=all seq_len=4096            all that run here: what is fastest for my shape
   python -m attn_exp -m +experiment=sdpa_sweep              a stored sweep
   python -m attn_exp -m backend=flash,math dry_run=true     list the jobs, start nothing
   python -m attn_exp -m ... hydra/launcher=local_gpus       on all GPUs here; also slurm, ray
@@ -127,11 +127,10 @@ def dispatch(arguments: Sequence[str]) -> int:
         return code
     # No command has so many letters, nor has any folder.
     if words and words[0].isidentifier() and len(words[0]) < 100 and not (conf_folder() / words[0]).is_dir():
-        import difflib
+        from attn_exp.core.errors import nearest
 
-        for near in difflib.get_close_matches(words[0], COMMANDS, n=1, cutoff=0.7):
-            said = f"there is no command '{words[0]}': did you mean '{near}'? attn-exp --help lists them"
-            print(f"attn-exp: {said}", file=sys.stderr)
+        if near := nearest(words[0], COMMANDS, cutoff=0.7):
+            print(f"attn-exp: there is no command '{words[0]}': {near}attn-exp --help lists them", file=sys.stderr)
             return 2
     from attn_exp.commands.run import main as run
 

@@ -6,6 +6,7 @@ import gc
 import os
 import pickle
 import signal
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,8 @@ for _number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(_number, lambda *_: None)
 # How long a generated example takes says nothing on a machine that runs other tests beside. The examples are those of
 # every run, so that a failure is the change's; `make fuzz` draws others.
+# As in an environment that is activated: what a sweep says where to find is a test's own.
+os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
 # The tests for GPUs generate nothing, and run where only the package's own needs are installed.
 with contextlib.suppress(ImportError):
     from hypothesis import settings

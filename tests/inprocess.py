@@ -13,6 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from attn_exp.cli import dispatch
 from attn_exp.core.host import nvml
+from attn_exp.run import capabilities
 from attn_exp.run.worker import Worker
 
 Typed = Callable[..., tuple[int, str, str]]
@@ -42,6 +43,8 @@ def typed(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Typed:
     monkeypatch.setattr(Worker, "start", forbidden)
     # Started ahead of everything, in a process of its own: tests of that are end to end.
     monkeypatch.setattr("attn_exp.commands.run.start_ahead", lambda worker: None)
+    # A process that imports torch, too.
+    monkeypatch.setattr(capabilities, "refusals", lambda requests: {})
     monkeypatch.setattr(nvml, "list_gpus", list)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     return call

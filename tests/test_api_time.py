@@ -50,8 +50,9 @@ kept = []
         (partial(sdpa, scale=0.05), {"scale": 0.05}),
         (biased, {"reference": biased}),
         (sdpa, {"passes": ["forward", "backward", "step"]}),
+        (sdpa, {"determinism": True}),
     ],
-    ids=["plain", "causal", "scale", "reference", "passes"],
+    ids=["plain", "causal", "scale", "reference", "passes", "determinism"],
 )
 def test_a_right_function_has_times_and_its_tensors_stay_as_they_were(function, options):
     given = tensors()
@@ -62,6 +63,7 @@ def test_a_right_function_has_times_and_its_tensors_stay_as_they_were(function, 
         assert found.time_us(direction) > 0 and f"{direction}/error_" in " ".join(found.metrics)
     assert all(torch.equal(one, other) for one, other in zip(given, before, strict=True))
     assert not any(one.requires_grad for one in given)
+    assert found.metrics.get("forward/deterministic") == (1.0 if "determinism" in options else None)
     # Of a reference of one's own nobody knows the work.
     assert ("forward/tflops" in found.metrics) == ("reference" not in options)
     calls = [one.call for one in found.record.judged]
@@ -182,7 +184,7 @@ Q, K, V = tensors()
         ((Q.double(), K.double(), V.double()), {}, "the tensors are float64: give one of bfloat16, float16, float32"),
         ((Q, K[:, :, :, :16], V), {}, "the shapes do not fit each other"),
         (nan(Q, K, V), {}, "q has values that are not finite"),
-        ((Q, K, V), {"batch": 8}, "batch is not how to measure: the tensors say the case"),
+        ((Q, K, V), {"batch": 8}, "batch is not how to measure: the tensors say the case, reference= what is right"),
         ((Q, K, V), {"timer": "events"}, "timer=events does not exist: did you mean 'event'"),
         ((Q, K, V), {"reference": sdpa, "causal": True}, "reference= says what is right: leave causal="),
         ((Q, K, V), {"reference": lambda q, k, v: 1 / 0}, "the reference cannot be used: ZeroDivisionError"),

@@ -22,7 +22,17 @@ BAD = {
     "zzz=1": "there is no key 'zzz': the keys are accumulate, alibi, align, backend",
     "backend=flsh": "backend=flsh does not exist: did you mean 'flash'? the choices are aten_cudnn, auto",
     "dtype=fp15": "did you mean 'fp16'? the choices are bf16, fp16, fp32",
-    "experiment=flux": "write +experiment=...",
+    "experiment=nope": "experiment=nope does not exist: the choices are biases, compile",
+    # other programs' ways to write it
+    "--backend flash": "there is no flag --backend: choices have no dashes, write backend=VALUE",
+    "batch=1 8 16": "commas between them and no spaces: python -m attn_exp -m batch=1,8,16",
+    "iters=100": "there is no key 'iters': write stopping=quick or stopping=thorough",
+    "dropout=0.1": "attn_exp.time(function, q, k, v, reference=...)",
+    "attn_mask=x": "attn_exp.time(function, q, k, v, reference=...)",
+    "heads=4": "did you mean 'model.q_heads'?",
+    "scale=1": "there is no key 'scale': the keys are accumulate",
+    "batch=${oc.env:BATCH}": """write 'batch="${oc.decode:${oc.env:BATCH}}"'""",
+    "-m +repeat=range(3)": "there is no key 'repeat': one of your own has to be used by another, as in seed=",
     "tracker=wandb": "the choices are mlflow, none",
     "+batch=1": "Either remove + prefix: 'batch=1'",
     # a key that nothing reads, which Hydra takes with a +
@@ -35,7 +45,7 @@ BAD = {
     # hints that lead on
     "backend=flash backend.rows=64": "the chosen backend has no key 'backend.rows': if its class takes rows, write ++",
     "batch=1,2": "several values need -m (--multirun): python -m attn_exp -m batch=1,2",
-    "--flag": "unrecognized arguments: --flag; flags go before the choices, and python -m attn_exp --hydra-help",
+    "-z": "unrecognized arguments: -z; flags go before the choices, and python -m attn_exp --hydra-help",
     "batch=1 --config-dir conf seed=1": "unrecognized arguments: seed=1; flags go before the choices",
     "--config-dir nope": "is not a folder",
     # another kind of value, and a reference that leads nowhere
@@ -94,7 +104,8 @@ def call(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("line", BAD)
-def test_bad_input_stops_with_one_sentence_before_any_work(call, tmp_path, line):
+def test_bad_input_stops_with_one_sentence_before_any_work(call, tmp_path, monkeypatch, line):
+    monkeypatch.setenv("BATCH", "4")
     before = sorted(tmp_path.rglob("*"))
     code, out, err = call(*line.split())
     assert code == 2
@@ -146,6 +157,8 @@ def test_a_dry_run_lists_and_starts_nothing(call, tmp_path):
     code, out, err = call("dry_run=true", "device=cpu", "backend=math")
     assert (code, err) == (0, "")
     assert out.startswith("would run          math b1 h12 s256 d64 fp32 causal  on cpu by timer cpu, folder math-")
+    # There are as many heads of keys and values, unless a model has fewer.
+    assert " b1 h4 s256 " in call("dry_run=true", "device=cpu", "model.q_heads=4")[1]
     assert {path.name for path in tmp_path.iterdir()} == {"a_file", "newer.db"}
 
 
@@ -223,7 +236,7 @@ def test_the_same_command_again_keeps_all_and_a_dry_run_says_so(six):
     folder, _ = six
     before = {path: path.stat().st_mtime_ns for path in folder.glob(f"multirun/six/*/{FILE_NAME}")}
     listed = run("-m", *SIX, "sweep=six", "batch=1,8,16,32", "dry_run=true", cwd=folder)
-    assert "8 jobs: 2 would run, 6 are done, 0 are impossible" in listed.stdout.splitlines()
+    assert "8 jobs: 1 would run, 6 are done, 1 are impossible" in listed.stdout.splitlines()
     again = run("-m", *SIX, "sweep=six", cwd=folder)
     assert again.returncode == 0, again.stderr
     assert finished(again) == []

@@ -113,7 +113,7 @@ def test_a_corrupt_file_is_named_and_the_exit_code_says_so(home, capsys):
     ("words", "said"),
     [
         (["nwe"], "there is no sweep 'nwe': did you mean 'new'"),
-        (["against=old"], "no SWEEP was given: write one, for example attn-exp compare "),
+        (["against=old"], "no SWEEP was given: write one, for example attn-exp compare first; the newest are "),
         (["new", "--fail-if-slower"], "fail_if_slower= needs a value: write fail_if_slower=VALUE"),
         (["new", "aginst=old"], "there is no option 'aginst=': did you mean 'against'?"),
         (["new", "against=new"], "new is on both sides of against=: compare it with another sweep"),

@@ -101,6 +101,12 @@ def test_options_and_backends_from_elsewhere_come_along(tmp_path):
     assert by_name["cudnn_graph"]["api"] == "wrapper"
 
 
+def test_functions_of_ones_own_have_no_duel_but_an_assertion(tmp_path):
+    jobs = [sweeps.job(name, us, model="given", measuring={"inputs": "given"}) for name, us in (("one", 9), ("two", 8))]
+    said = "# one and two are your own functions: attn_exp.assert_not_slower measures both"
+    assert command(tmp_path, *jobs) == said
+
+
 def test_a_backend_that_is_compiled_in_its_own_way_is_so_in_the_duel(tmp_path):
     how = Compile(mode="max-autotune", fullgraph=True, options={"epilogue_fusion": False, "triton": {"cudagraphs": 1}})
     other = Compile(mode="default")

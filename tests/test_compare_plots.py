@@ -18,6 +18,7 @@ from attn_exp.results.result import decode
 pytest.importorskip("matplotlib")
 
 from attn_exp.plots.all import charts, write_charts
+from attn_exp.plots.heatmap import heatmap_chart
 from attn_exp.plots.lengths import lengths_chart
 from attn_exp.plots.style import looks
 
@@ -118,6 +119,12 @@ def test_the_heatmap_has_a_cell_a_backend_and_case_with_its_gain_or_why_not(draw
     assert [cells[column, row].get_text() for column in range(4)] == ["1.43", "1.00", "memory", "0.33"]
     assert cells[0, row].get_fontweight() == "bold"
     assert cells[2, names.index("s512 full")].get_text() == ""
+
+
+def test_a_heatmap_that_is_cut_drops_the_slowest(folder, monkeypatch):
+    monkeypatch.setattr("attn_exp.plots.heatmap._MOST_COLUMNS", 3)
+    axes = panels(heatmap_chart(compare(folder / "one", baseline="flash")))[0]
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["cudnn", "flash", "mine"]
 
 
 def test_the_roofline_has_both_roofs_and_every_point(drawn):

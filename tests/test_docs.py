@@ -213,6 +213,51 @@ def test_every_command_composes(arguments, tmp_path, monkeypatch):
     assert not re.search("^impossible", out, re.MULTILINE)
 
 
+def printed():
+    """Return the arguments of commands in golden files, in the overview, in each command's help and in messages.
+
+    A part of a message that is only known when it is printed is NAME.
+    """
+    texts = [path.read_text() for path in (ROOT / "tests/golden").rglob("*.txt")]
+    texts.append((conf_folder() / "config.yaml").read_text())
+    for path in (ROOT / "attn_exp").rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        joined = [node.values for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
+        inside = {id(part) for parts in joined for part in parts}
+        joined += [[node] for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in inside]
+        for parts in joined:
+            known = [str(part.value) if isinstance(part, ast.Constant) else "NAME" for part in parts]
+            texts.append("".join(known))
+    word = r"[+\w./]+=(?:'[^']+'|[^\s;'\"`]*[^\s;:,'\"`).])|[A-Z]{3,}[\w/]*|first[\w/-]*"
+    pattern = rf"(?:attn-exp|python -m attn_exp)((?: (?:{'|'.join(COMMANDS)})\b)?(?: -m\b)?(?: (?:{word}))+)"
+    found = {line for text in texts for line in re.findall(pattern, text)}
+    examples = [
+        one.partition("attn-exp ")[2] for name in COMMANDS for one, _ in command_of(name).examples if name != "run"
+    ]
+    words = {tuple(shlex.split(line)) for line in [*found, *examples]}
+    return sorted(words - {("COMMAND",), ("NAME",), ("NAME", "NAME"), ("backends", "NAME")})
+
+
+def command_of(name):
+    return getattr(importlib.import_module(f"attn_exp.commands.{name}"), "COMMAND", replace(DUEL, examples=()))
+
+
+@pytest.mark.parametrize("words", printed(), ids=" ".join)
+def test_every_command_that_the_program_prints_works(words, tmp_path, monkeypatch):
+    typed = inprocess.typed(monkeypatch, tmp_path)
+    monkeypatch.setattr(nvml, "list_gpus", lambda: [GPU])
+    if words[0] not in COMMANDS or words[0] == "run":
+        code, _, err = typed(
+            *(word for word in words if not re.fullmatch("run|[A-Z]+|dry_run=true", word)), "dry_run=true"
+        )
+        assert (code, err) == (0, "")
+        return
+    given = command_of(words[0]).parse(words[1:])
+    for combination in parsed_combinations(given.overrides) if words[0] in ("duel", "backends") else ():
+        rivals, shared = rivals_of(combination) if words[0] == "duel" else ({"a": []}, combination)
+        assert [resolved_config(compose_config([*own, *shared], "a")) for own in rivals.values()]
+
+
 @pytest.mark.parametrize("arguments", of_command("duel"), ids=" ".join)
 def test_every_duel_composes(arguments, tmp_path, monkeypatch):
     write_examples(tmp_path)

@@ -68,7 +68,7 @@ from attn_exp.worker.capabilities import Question, answer
 
 def answered(module, question):
     asked = msgspec.convert(msgspec.to_builtins(question), Question)
-    return msgspec.json.encode([answer(config, asked) for config in asked.backends])
+    return msgspec.json.encode(list(map(answer, asked.backends, asked.jobs)))
 
 capabilities.answer_of = answered
 for arguments in json.load(sys.stdin):

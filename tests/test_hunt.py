@@ -58,8 +58,9 @@ def test_a_planted_bug_is_found_and_shrunk_and_shown(kernel, tmp_path):
     assert command.startswith("attn-exp run ++backend._target_=planted.Planted ")
 
 
-def test_what_is_right_is_not_found_wrong_and_the_same_seed_searches_the_same(tmp_path):
-    done = hunt("backend=eager", "budget=8s", "where=q_len <= 40 and kv_len <= 40 and large=false", cwd=tmp_path)
+@pytest.mark.parametrize("of", ["q_len <= 40 and kv_len <= 40 and large=false", "page_size > 0"])
+def test_what_is_right_is_not_found_wrong_and_the_same_seed_searches_the_same(tmp_path, of):
+    done = hunt("backend=eager", "budget=8s", f"where={of}", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.match(r"eager: nothing found\. \d+ examples in \d+ s", done.stdout)
     assert "seed=1" in done.stderr

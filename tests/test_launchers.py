@@ -322,7 +322,7 @@ def _by_case(found: list[Record]) -> list[list[Record]]:
 # What is typed wrong.
 
 WRONG = {
-    "hydra/launcher=local_gpus": "needs NVIDIA GPUs and there is none here: leave it out",
+    "hydra/launcher=joblib": "there is no NVIDIA GPU here for jobs side by side: leave hydra/launcher out",
     "hydra/launcher=local_gpus device=cpu": "takes all GPUs: leave device=cpu out",
     "hydra/launcher=local_gpus isolation=none": "leave hydra/launcher=local_gpus or isolation=none out",
     "hydra/launcher=slurm": "needs sbatch and srun: start from a host that submits to Slurm",

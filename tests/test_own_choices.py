@@ -149,7 +149,7 @@ def test_backends_of_one_s_own_are_asked_and_cannot_silence_the_others(tmp_path,
     (own / "backend" / "raises.yaml").write_text("_target_: raises.Raises\nname: raises\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-        answers = {answer["name"]: answer for answer in ask("cpu", None, own)}
+        answers = {answer["name"]: answer for answer in ask(None, own)}
     assert answers["eager"]["missing"] is None
     assert answers["mine"]["missing"].startswith("cannot import backend._target_=elsewhere.Mine")
     assert answers["raises"]["missing"] == "RuntimeError: no licence"

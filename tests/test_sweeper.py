@@ -10,6 +10,7 @@ from attn_exp.config.compose import prepare_hydra
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.record.file import write_record
 from attn_exp.core.record.record import Record
+from attn_exp.run import capabilities
 from attn_exp.run.context import SweepContext
 from attn_exp.run.session import Session
 from attn_exp.sweep.product import Composer
@@ -32,8 +33,6 @@ SPREAD = [
     ["+pair={b:1,s:16384}", "batch=${pair.b}", "seq_len=${pair.s}"],
     ["model={q_heads:6,kv_heads:2}"],
     ["model.q_heads=3", "model={q_heads:6,kv_heads:2}", "batch=3"],
-    ["+experiment=flux", "batch=2"],
-    ["+experiment=sdpa_sweep", "batch=1", "causal=false", "seq_len=128", "backend=math"],
     ["backend=eager", "backend._target_=their.Own", "backend.name=own"],
     ["hydra.job.name=other", "batch=2"],
     ["hydra.verbose=true", "folder=elsewhere", "sweep=named"],
@@ -159,10 +158,29 @@ def test_impossible_combinations_are_left_out_and_named(call, monkeypatch, tmp_p
 
 def test_the_command_line_wins_over_what_a_stored_sweep_varies(call, monkeypatch, tmp_path):
     fake = FakeSession(monkeypatch, tmp_path / "s")
-    assert call("+experiment=sdpa_sweep", "device=cpu", "batch=2", "seq_len=64,32")[0] == 0
+    # A group that is not chosen by default needs no plus.
+    assert call("experiment=sdpa_sweep", "device=cpu", "batch=2", "seq_len=64,32")[0] == 0
     assert sorted(fake.submitted) == sorted(
         f"auto b2 h16 s{length} d128 bf16 {mask}" for length in (32, 64) for mask in ("causal", "full")
     )
+
+
+@pytest.mark.parametrize("word", ["backend=all", "backend=*", "backend=glob(*)"])
+def test_all_backends_are_those_that_can_run_here(call, monkeypatch, tmp_path, word):
+    fake = FakeSession(monkeypatch, tmp_path / "s")
+    asked = set()
+
+    def refusals(requests):
+        asked.update(one.backend["name"] for one in requests)
+        return {one.job: "not here" for one in requests if one.backend["name"] not in ("flash", "math")}
+
+    monkeypatch.setattr(capabilities, "refusals", refusals)
+    code, _, err = call("-m", word, "batch=1,2", "device=cpu", "sweep=s")
+    assert (code, err) == (0, f"{len(asked) - 2} of {len(asked)} cannot run here: attn-exp backends\n")
+    assert not asked & {"auto", "compiled", "priority", "reference"}
+    # The time that is left is that of these.
+    assert fake.total == len(fake.submitted) == 4
+    assert {label.split()[0] for label in fake.submitted} == {"flash", "math"}
 
 
 def test_equal_jobs_are_one(call):
@@ -186,6 +204,7 @@ def test_an_option_goes_to_the_backends_that_have_it_and_multiplies_only_those(c
     [
         (("backend=flash,math", "sweep=${backend.name}"), "sweep=${backend.name} is one for the whole sweep"),
         (("backend=flash,math", "backend.nope=1"), "the chosen backend has no key 'backend.nope'"),
+        (("+experiment=paged,mla",), "+experiment=paged is a sweep of its own: run python -m attn_exp -m +experiment="),
     ],
 )
 def test_what_cannot_be_for_each_job_is_refused_with_what_works(call, words, said):

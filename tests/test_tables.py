@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attn_exp.core.errors import UserError
+from attn_exp.core.record.metrics import metric_named
 from attn_exp.core.text import figures, fitted, grid
 from attn_exp.results.result import result_of
 from attn_exp.results.table import check_columns, csv_text, job_line, table
@@ -39,6 +40,15 @@ def test_a_grid_is_as_wide_as_was_reckoned_and_leaves_out_no_more_than_it_must(d
     if left_out:
         one_more = [name for name in names if name not in left_out[:-1]]
         assert max(map(len, grid(rows, one_more).splitlines())) > width
+
+
+def test_a_swept_key_is_the_last_column_to_go():
+    rows = [
+        result_of(sweeps.job("flash", us, measuring={"timer": timer})) for us, timer in ((9, "device"), (8, "event"))
+    ]
+    for width in range(40, 121, 10):
+        text = table(rows, width=width)
+        assert " device " in text and " event " in text, width
 
 
 def asked(block):
@@ -98,9 +108,13 @@ def test_more_columns_are_in_the_table_when_they_are_asked_for():
     assert "no job has power_w: attn-exp explain says why" in table(results, columns=("power_w",))
 
 
+def test_the_head_of_a_timers_column_names_the_timer():
+    assert metric_named("event_time_us").head == "event time us"
+
+
 @pytest.mark.parametrize("columns", [["joules"], "power", [7], [None]])
 def test_columns_that_are_no_metrics_are_refused(columns):
-    with pytest.raises(UserError, match=r"is no list of metrics: .*write columns=\[joules_per_call\]"):
+    with pytest.raises(UserError, match=r"is no list of metrics, which are time_us, .*: columns=\[gb_per_s\]"):
         check_columns(columns)
     assert check_columns(["joules_per_call", "error_dq", "event_time_us"]) == (
         "joules_per_call",

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 # Keys that say how to measure; the tensors say the rest.
-CHOICES = ("stopping", "timer", "l2", "regime", "seed", "compile")
+CHOICES = ("stopping", "timer", "l2", "regime", "seed", "compile", "determinism")
 _NAMES = ("q", "k", "v")
 # Keys whose value is a list. For all others a list is several choices.
 _LISTS = ("passes", "lengths", "kv_lengths", "columns", "stop_on", "timer.also", "isolation.variables", "profiler")
@@ -246,7 +246,8 @@ def _request(
         key = override_key(override)
         if key.partition(".")[0] not in CHOICES:
             known = ", ".join(CHOICES)
-            raise UserError(f"{key} is not how to measure: the tensors say the case, and the choices are {known}")
+            said = "the tensors say the case, reference= what is right"
+            raise UserError(f"{key} is not how to measure: {said}, and the choices are {known}")
     typed = [*overrides, f"passes=[{','.join(passes)}]", f"device={device}", f"sweep={sweep}"]
     with hydra_aside():
         config = resolved_config(compose_config(typed, sweep), typed)

@@ -9,25 +9,22 @@ FORMATS = ("table", "markdown")
 def run(given: Arguments) -> int:
     """Print the overview, or for a case who can compute it; return the exit code."""
     from attn_exp.config.compose import compose_config, resolved_config
-    from attn_exp.config.request import request_from_config, resolve_device
+    from attn_exp.config.request import request_from_config
     from attn_exp.core.host.nvml import visible_gpus
     from attn_exp.run.capabilities import ask, markdown, table, verdicts
 
-    gpus = visible_gpus()
-    case, device = None, "auto"
-    own_choices = given.get("config_dir")
+    request, own_choices = None, given.get("config_dir")
     if given.overrides:
         config = resolved_config(compose_config(given.overrides, "backends", own_choices), given.overrides)
-        request = request_from_config(config, gpus)
-        case, device = request.case, str(config["device"])
-    device = resolve_device(device, gpus)[0]
-    answers = ask(device, case, own_choices)
+        request = request_from_config(config, visible_gpus())
+    answers = ask(request, own_choices)
     if given.get("format") == "markdown":
         print(markdown(answers))
-    elif case is None:
+    elif request is None:
         print(table(answers))
     else:
-        print(f"{case.label()} on {'the GPU' if device == 'cuda' else 'the CPU'}\n\n{verdicts(answers)}")
+        where = "the GPU" if request.device == "cuda" else "the CPU"
+        print(f"{request.case.label()} on {where}\n\n{verdicts(answers)}")
     return 0
 
 

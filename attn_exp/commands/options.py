@@ -11,6 +11,7 @@ from typing import Any
 from attn_exp.core.errors import UserError, nearest, no_config_dir
 from attn_exp.core.redaction import redacted
 from attn_exp.core.values import Reader, text
+from attn_exp.results.there import newest
 
 MISTAKE = 2
 _KEY = re.compile(r"([A-Za-z_][\w-]*)=(.*)", re.DOTALL)
@@ -158,7 +159,8 @@ class Command:
             if words:
                 raise UserError(f"{self.name} takes no name, and '{words[0]}' was given: {self.near('')}")
         elif len(words) < place.least:
-            raise UserError(f"no {place.name} was given: write one, for example {place.example}")
+            example = f"{place.example}{newest(place.name)}"
+            raise UserError(f"no {place.name} was given: write one, for example {example}")
         elif place.most is not None and len(words) > place.most:
             only = "one" if place.most == 1 else f"at most {place.most}"
             raise UserError(f"{self.name} takes {only} {place.name}, and {len(words)} were given: {place.example}")

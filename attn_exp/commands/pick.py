@@ -49,8 +49,8 @@ def run(given: Arguments) -> int:
     print("\n".join(lines))
     for note in picked.notes:
         print(note, file=sys.stderr)
-    uses = "docs/picking.md has its fields" if target == "json" else f"attn_exp.dispatch.load({str(out)!r}) uses it"
-    print(f"{out} is written: {uses}", file=sys.stderr)
+    uses = "" if target == "json" else f": attn_exp.dispatch.load({str(out)!r}) uses it"
+    print(f"{out} is written{uses}", file=sys.stderr)
     broken = [sentence for sweep in sweeps for sentence in sweep.broken]
     for sentence in broken:
         print(f"skipped: {sentence}", file=sys.stderr)

@@ -5,6 +5,7 @@ Hydra refuses an unknown key, but not one with a `+` before it, nor one in a fil
 
 import functools
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def explain_error(error: Exception) -> str:
     if isinstance(error, OverrideParseException):
         text = f"Error parsing override '{error.override}'\n{text}"
     if word := _with_several_values(text):
-        return f"several values need -m (--multirun): python -m attn_exp -m {word}"
+        return f"several values need -m (--multirun): python -m attn_exp -m {shlex.quote(word)}"
     for explain in (_unknown_option, _unknown_key, _grammar):
         if sentence := explain(text):
             return sentence
@@ -87,6 +88,12 @@ def _unknown_option(text: str) -> str | None:
     return f"{match[1]} does not exist" if match else None
 
 
+# What other benchmarks and PyTorch call it, and nothing here is called alike.
+_ROUNDS = "write stopping=quick or stopping=thorough, or stopping.min_rounds=5"
+_OWN = "attention with one is a function of your own: attn_exp.time(function, q, k, v, reference=...)"
+_MEANT = {"iters": _ROUNDS, "warmup": _ROUNDS, "attn_mask": _OWN, "dropout": _OWN}
+
+
 def _unknown_key(text: str) -> str | None:
     match = re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", text)
     if not match:
@@ -106,7 +113,12 @@ def _unknown_key(text: str) -> str | None:
     group, dot, option = key.partition(".")
     if group == "backend" and dot:
         return f"the chosen backend has no key '{key}': if its class takes {option}, write ++{key}=VALUE to add it"
+    if key in _MEANT:
+        return f"there is no key '{key}': {_MEANT[key]}"
     near = nearest(key, keys)
+    # `heads` means model.q_heads, of whose letters it has too few.
+    for whole in sorted(keys, key=len) if not near else ():
+        near = near or (nearest(key, [whole.rpartition(".")[2]]) and f"did you mean '{whole}'? ")
     top = sorted(name for name in keys if launcher or "." not in name)
     return f"there is no key '{key}': {near or 'the keys are ' + ', '.join(top)}".rstrip(" ?") + ("?" if near else "")
 
@@ -193,8 +205,8 @@ def _undeclared(key: str, known: frozenset[str]) -> str:
         return "an experiment's file has to begin with the line # @package _global_, else none of its keys is set"
     node, dot, name = key.rpartition(".")
     there = sorted(one.rpartition(".")[2] for one in known if one.rpartition(".")[0] == node)
-    near = nearest(name, there) or f"the keys{dot and ' of '}{node} are {', '.join(there)}; "
-    return f"there is no key '{key}': {near}one of your own has to be used by another, as in batch='${{{key}}}'"
+    near = nearest(name, there) or (f"the keys of {node} are {', '.join(there)}; " if dot else "")
+    return f"there is no key '{key}': {near}one of your own has to be used by another, as in seed='${{{key}}}'"
 
 
 @functools.cache

@@ -6,7 +6,9 @@ parser and calls its `Hydra` object, as `hydra._internal.utils._run_hydra` of Hy
 """
 
 import argparse
+import re
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn
 
@@ -58,11 +60,18 @@ def hydra_main(arguments: Sequence[str], task: TaskFunction, sweep: str) -> None
 
 
 def _refuse(message: str) -> NoReturn:
+    if match := re.search(r"unrecognized arguments: --(\w[\w.-]*)", message):
+        raise UserError(f"there is no flag --{match[1]}: choices have no dashes, write {match[1]}=VALUE")
     raise UserError(f"{message}; flags go before the choices, and python -m attn_exp --hydra-help lists them")
 
 
 def _check(given: argparse.Namespace) -> None:
     """Raise UserError for overrides that make Hydra fail later."""
+    bare = [text for text in given.overrides if re.fullmatch(r"[\w.-]+", text)]
+    typed = next((text for text, after in pairwise(given.overrides) if "=" in text and after in bare), None)
+    if typed is not None:
+        several = ",".join([typed, *bare])
+        raise UserError(f"several values have commas between them and no spaces: python -m attn_exp -m {several}")
     for text in given.overrides:
         if text.lstrip("+~").startswith("="):
             # Hydra's grammar accepts this, and an assertion fails later.
@@ -85,14 +94,16 @@ def _search_path(given: argparse.Namespace) -> ConfigSearchPath:
 
 
 def _options_of_jobs(given: argparse.Namespace) -> list[str]:
-    """Return the overrides, with those of a backend's options as choices where the sweep has several backends.
+    """Return the overrides as Hydra writes them: `backend=all`, `experiment=NAME`, and options of several backends.
 
     Hydra applies a single value to the configuration that all jobs share, whose backend may not have the option.
     """
-    several = any(word.startswith("backend=") and ("," in word or "(" in word) for word in given.overrides)
+    typed = ["backend=glob(*)" if word in ("backend=all", "backend=*") else word for word in given.overrides]
+    typed = [f"+{word}" if word.startswith("experiment=") else word for word in typed]
+    several = any(word.startswith("backend=") and ("," in word or "(" in word) for word in typed)
     if not (given.multirun and several):
-        return list(given.overrides)
-    parsed = zip(given.overrides, OverridesParser.create().parse_overrides(given.overrides), strict=True)
+        return typed
+    parsed = zip(typed, OverridesParser.create().parse_overrides(typed), strict=True)
     return [
         word.replace("=", "=choice(", 1) + ")" if word.startswith("backend.") and not one.is_sweep_override() else word
         for word, one in parsed
@@ -115,7 +126,7 @@ def _do(hydra: Hydra, parser: argparse.ArgumentParser, given: argparse.Namespace
         # A stored sweep (+experiment=) may set the mode, and -m overrides it. To ask for it, all is composed once more,
         # but not where only our own files are: none of these sets it.
         elsewhere = given.config_name or given.config_path or given.config_dir
-        other = elsewhere or any(word.startswith(("+", "hydra")) for word in given.overrides)
+        other = elsewhere or any(word.startswith(("+", "hydra")) for word in overrides)
         mode = hydra.get_mode(config_name=name, overrides=overrides) if other and not given.multirun else None
         multirun = given.multirun or mode == RunMode.MULTIRUN
         if mode != (RunMode.MULTIRUN if multirun else RunMode.RUN):

@@ -97,7 +97,14 @@ def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
     _check_whole(config)
     # First: a variable of the environment is not told as an option that does not exist.
     kept = kept_config(config)
-    case = case_from_config(config)
+    try:
+        case = case_from_config(config)
+    except UserError as error:
+        for key, written in (config.get("from_environment") or {}).items():
+            if str(error).startswith(f"{key}='"):
+                decoded = re.sub(r"\$\{oc\.env:[^}]*\}", r"${oc.decode:\g<0>}", str(written))
+                raise UserError(f"{key} is text, as all of the environment is: write '{key}=\"{decoded}\"'") from error
+        raise
     device = resolve_device(str(config["device"]), gpus)[0]
     backend = _chosen_backend(config)
     about_backend(backend["name"], config["backend"].get("about"))

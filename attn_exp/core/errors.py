@@ -95,7 +95,7 @@ def how_it_ended(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name if named else f'signal {-code}'}"
 
 
-def nearest(word: str, choices: Iterable[str], cutoff: float = 0.5) -> str:
+def nearest(word: str, choices: Iterable[str], cutoff: float = 0.65) -> str:
     """Return `did you mean 'flash'? ` if one of `choices` is as close to `word` as `cutoff`, else an empty string."""
     near = difflib.get_close_matches(word, list(choices), n=1, cutoff=cutoff)
     return f"did you mean '{near[0]}'? " if near else ""

@@ -148,7 +148,7 @@ class Examples:
             ),
             inputs=self._pick(draw, "inputs", kinds), backward=backward, seed=draw(st.integers(0, 1 << 16)),
         )  # fmt: skip
-        if not self.space.fits(example):
+        if (backward and example.case.forward_only) or not self.space.fits(example):
             reject()
         return example
 

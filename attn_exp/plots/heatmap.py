@@ -24,7 +24,8 @@ _FULL = 4.0
 def heatmap_chart(rivals: "Rivals") -> Chart | None:
     """Draw how many times better each backend is than the baseline or the best; None with fewer than two."""
     rows = [row for row in rivals.rows if row.gain is not None or row.cell.value is None]
-    labels = sorted({row.cell.result.label for row in rows})[:_MOST_COLUMNS]
+    # The means are in order, the best first.
+    labels = sorted([*dict.fromkeys(mean.label for mean in rivals.means)][:_MOST_COLUMNS])
     rows = [row for row in rows if row.cell.result.label in labels]
     valued = {row.cell.result.label for row in rows if row.gain is not None}
     if len(labels) < 2 or not valued or len(valued) < 2:

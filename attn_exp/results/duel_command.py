@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
-from attn_exp.core.case.case import NORMAL, PASSES, TYPED_DTYPES, Case
+from attn_exp.core.case.case import GIVEN, NORMAL, PASSES, TYPED_DTYPES, Case
 from attn_exp.core.case.fields import typed_fields
 from attn_exp.core.conf import choice
 from attn_exp.core.record.request import Compile
@@ -51,6 +51,8 @@ def duel_command(a: Result, b: Result, passes: Collection[str]) -> str:
     """
     if a.caches != b.caches:
         return _comment(f"{a.label} and {b.label} differ in caches=, which a duel sets for all its backends")
+    if a.measuring.inputs == GIVEN:
+        return _comment(f"{a.label} and {b.label} are your own functions: attn_exp.assert_not_slower measures both")
     words = ["attn-exp", "duel", *_rival("a", a), *_rival("b", b), *case_words(a.case, a.model)]
     if set(passes) == {"forward"}:
         # The backward needs its forward.

@@ -11,7 +11,7 @@ import msgspec
 
 from attn_exp.core.case.case import NORMAL
 from attn_exp.core.case.fields import MASK_FIELDS, case_columns, typed_fields, with_mask
-from attn_exp.core.errors import UserError, nearest
+from attn_exp.core.errors import UserError
 from attn_exp.core.files import write_whole
 from attn_exp.core.record.bitwise import yes_or_no
 from attn_exp.core.record.flags import flag_marks, flag_notes
@@ -42,17 +42,7 @@ _OPINIONS = 5
 FORMATS = ("table", "json", "csv", "markdown")
 # The columns that a page has room for, besides the metrics of each pass.
 _PAGE_COLUMNS = (
-    "label",
-    "status",
-    "batch",
-    "q_heads",
-    "kv_heads",
-    "q_len",
-    "kv_len",
-    "head_dim",
-    "dtype",
-    "causal",
-    "flags",
+    *("label", "status", "batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "dtype", "causal", "flags"),
 )
 _PAGE_METRICS = ("time_us", "time_half_width", "tflops")
 _VERSIONS = ("cuda", "cudnn", "driver")
@@ -62,20 +52,9 @@ _SETTINGS = (
     *("bf16_reduced_precision_reduction", "fp16_reduced_precision_reduction"),
     *("cpu", "cpu_threads", "cpu_affinity", "numa_nodes", "cpu_governor", "cpu_capability", "cpu_instruction_sets"),
 )
-# Columns that a narrow terminal may omit, the least important first.
-_RATES = ("bwd\nTFLOPS", "fwd\nTFLOPS")
-_DISPENSABLE = (
-    "device",
-    "embed_dim",
-    "timer",
-    "model",
-    "align",
-    "fwd\nerror",
-    "bwd\nerror",
-    "fwd\n+-%",
-    "bwd\n+-%",
-    "dtype",
-)
+# Columns that a narrow terminal may omit, the least important first. A key that is swept is none: only after these, and
+# the columns to its right, does it go.
+_DISPENSABLE = ("embed_dim", "fwd\nerror", "bwd\nerror", "fwd\n+-%", "bwd\n+-%", "bwd\nTFLOPS", "fwd\nTFLOPS")
 # What a model says; where models differ in them, its name may stand for them.
 _OF_MODEL = ("latent", "value_dim", "head_dim", "kv_heads", "q_heads")
 
@@ -117,8 +96,7 @@ def check_columns(columns: Any) -> tuple[str, ...]:
     names = columns if isinstance(columns, list) else [columns]
     for name in names:
         if not isinstance(name, str) or not metric_named(name).description:
-            advice = f"{nearest(str(name), METRICS)}write columns=[joules_per_call]"
-            raise UserError(f"columns={name} is no list of metrics: {advice}")
+            raise UserError(f"columns={name} is no list of metrics, which are {', '.join(METRICS)}: columns=[gb_per_s]")
     return tuple(names)
 
 
@@ -142,9 +120,7 @@ def table(results: Sequence[Result], width: int = WIDTH, columns: Sequence[str] 
     shared.pop("backend", None)  # backends are listed in every row, even if there is only one
     shown = [name for name in rows[0] if name not in shared and any(row[name] not in (None, "") for row in rows)]
     by_model = [name for name in _OF_MODEL if {"model", name} <= set(shown) and _follows(rows, name)]
-    dispensable = (*by_model, *(name for name in _DISPENSABLE if not by_model or name != "model"))
-    # Requested columns stay longer than those that are always there.
-    text, left_out = fitted(rows, shown, (*dispensable, *(_RATES if columns else ())), width)
+    text, left_out = fitted(rows, shown, (*by_model, *_DISPENSABLE), width)
     devices = sorted({result.device_name for result in results})
     lines = [
         ", ".join(
@@ -180,21 +156,8 @@ def csv_rows(results: Sequence[Result]) -> tuple[list[str], list[dict[str, Any]]
     passes = passes_shown(results)
     names = [
         *("job", "status", "reason", "backend", "label", "compile", "model", *case_columns(), "embed_dim"),
-        *(
-            "device",
-            "timer",
-            "regime",
-            "l2",
-            "inputs",
-            "accumulate",
-            "gold",
-            "caches",
-            "source",
-            "source_commit",
-            "seed",
-            "flags",
-        ),
-        "second_opinions",
+        *("device", "timer", "regime", "l2", "inputs", "accumulate", "gold", "caches", "source", "source_commit"),
+        *("seed", "flags", "second_opinions"),
         *(f"{direction}/{metric}" for direction in passes for metric in _metric_names(results, direction)),
         *(f"{direction}/kernels" for direction in passes),
         *("gpu", "gpu_uuid", "torch", *_VERSIONS, *_SETTINGS, "finished_at"),
@@ -279,14 +242,9 @@ def _row(
             value = result.metrics.get(f"{side}/{column}")
             text = yes_or_no if metric_named(column).is_fact else figures
             # Heads on several lines, since figures are short.
-            row["\n".join([SHORT[side], *_head(column).split()])] = "" if value is None else text(value)
+            row["\n".join([SHORT[side], *metric_named(column).head.split()])] = "" if value is None else text(value)
     row["marks"] = flag_marks(result.flags)
     return row
-
-
-def _head(column: str) -> str:
-    head = metric_named(column).head
-    return column.replace("_", " ") if "{" in head else head
 
 
 def _csv_row(result: Result, names: Collection[str]) -> dict[str, Any]:

@@ -9,6 +9,12 @@ from attn_exp.core.record.request import DUEL_NAME
 HOME = "multirun"
 
 
+def newest(what: str) -> str:
+    """Return which sweeps there are, of a word that stands for one: `; the newest are monday, tuesday`."""
+    names = [path.name for path in sweeps_in(Path(HOME))[-8:]] if what == "SWEEP" else []
+    return f"; the newest are {', '.join(names)}" if names else ""
+
+
 def baselines_of(home: Path) -> Path:
     """Return the folder of the baselines, which lies beside the folder of sweeps."""
     return Path(os.path.normpath(home / os.pardir / "baselines"))

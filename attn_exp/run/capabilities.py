@@ -4,15 +4,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from attn_exp.config.request import named_backend
-from attn_exp.core.case.case import Case
 from attn_exp.core.conf import conf_folder, read_yaml
 from attn_exp.core.errors import UserError
+from attn_exp.core.record.request import Request
+from attn_exp.results.store import done_record
+from attn_exp.run.progress import Progress
 from attn_exp.run.worker_process import worker_variables
 
 _ASK_S = 300
@@ -21,7 +24,7 @@ _ANSWERED = "import gc, runpy, sys; gc.disable(); runpy.run_module(sys.argv[1], 
 _WIDTHS = {"backend": 16, "version": 12, "about": 46, "can compute": 40}
 
 
-def ask(device: str, case: Case | None, own_choices: Path | None = None) -> list[dict[str, Any]]:
+def ask(job: Request | None, own_choices: Path | None = None) -> list[dict[str, Any]]:
     """Ask all backends, also those of `--config-dir`, in a child process, which imports torch and their packages.
 
     Raises:
@@ -29,7 +32,35 @@ def ask(device: str, case: Case | None, own_choices: Path | None = None) -> list
     """
     folders = [folder / "backend" for folder in (conf_folder(), own_choices) if folder]
     configs = [configured(path) for folder in folders for path in sorted(folder.glob("*.yaml"))]
-    question = {"backends": configs, "device": device, "case": case}
+    return _asked(configs, [job] * len(configs))
+
+
+def possible(requests: Sequence[Request | UserError], folder: Path, progress: Progress) -> list[Request | UserError]:
+    """Return the requests, with the reason in place of one that cannot be measured here and has no record in `folder`.
+
+    A child process asks their backends; if one of these ends it, the requests stay as they are.
+    """
+    progress.line.show("asking the backends")
+    asked = [one for one in requests if isinstance(one, Request) and done_record(one, folder / one.job) is None]
+    try:
+        reasons = refusals(asked)
+    except UserError as error:
+        progress.note(str(error))
+        return list(requests)
+    impossible = {job: UserError(reason) for job, reason in reasons.items()}
+    return [impossible.get(one.job, one) if isinstance(one, Request) else one for one in requests]
+
+
+def refusals(jobs: Sequence[Request]) -> dict[str, str]:
+    """Return why jobs cannot be measured here, by name, without those that can. Raises UserError as `ask` does."""
+    answers = _asked([one.backend for one in jobs], jobs) if jobs else []
+    reasons = [(one, said["missing"] or said["refusal"]) for one, said in zip(jobs, answers, strict=True)]
+    return {one.job: f"{one.label}: {reason}" for one, reason in reasons if reason}
+
+
+def _asked(backends: Sequence[dict[str, Any]], jobs: Sequence[Request | None]) -> list[dict[str, Any]]:
+    # Without the whole configuration of each.
+    question = {"backends": backends, "jobs": [job and replace(job, config={}) for job in jobs]}
     answers: list[dict[str, Any]] = msgspec.json.decode(answer_of("attn_exp.worker.capabilities", question))
     return answers
 

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import shlex
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -395,6 +396,8 @@ class Session:
             say(f"report with plots: {user_path(report)}")
         if compares:
             say(f"compare: {shlex.join(['attn-exp', 'compare', *sweep_words(folder)])}")
+        if (look or compares) and shutil.which("attn-exp") is None:
+            say(f'to find these commands: export PATH="{Path(sys.executable).parent}:$PATH"')
         if any(result.profiles for result in results):
             say(f"what bounds each job: attn-exp explain {self.opened.name}")
 

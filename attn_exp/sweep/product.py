@@ -14,7 +14,7 @@ from typing import Any
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -30,6 +30,8 @@ _SHARED = (
     *("sweep", "folder", "tracker", "isolation", "device", "dry_run", "save_plots", "columns", "show", "format"),
     *("quiet", "private", "gpu_wait_s", "profiler", "profiler_timeout_s"),
 )
+# Choices that compute in no way of their own: other names of what others do, and what results are compared with.
+NO_RIVALS = ("auto", "compiled", "priority", "reference")
 # The overrides of one job, in the order of the sweep's choices.
 Overrides = Sequence[str]
 # Makes the request of a job from its overrides, or the reason why the job is impossible.
@@ -106,6 +108,12 @@ class Composer:
         groups = tuple(text for text in overrides if self._parsed(text)[1])
         if groups not in self._bases:
             whole = self._loader.load_sweep_config(self._master, list(groups))
+            if any(whole.hydra[node] != self._master.hydra[node] for node in ("sweeper", "launcher")):
+                stored = next((text for text in groups if "experiment=" in text), groups[0])
+                raise UserError(
+                    f"{stored} is a sweep of its own: run python -m attn_exp -m {stored} sweep=NAME, then the others "
+                    "with the same sweep=NAME"
+                )
             self._bases[groups] = _Base(whole, list(self._shared.values()))
         return self._bases[groups]
 
@@ -138,12 +146,12 @@ class Composer:
 
     def _is_for(self, text: str, overrides: Overrides) -> bool:
         """Return whether an override of a job is for its backend."""
-        own = self._options.get(_chosen_backend(overrides) or "")
+        own = self._options.get(chosen_backend(overrides) or "")
         return own is None or self._is_own(text, own)
 
     def _options_of(self, jobs: Sequence[Overrides]) -> dict[str, frozenset[str]]:
         """Return the options of each backend that a sweep chooses from several."""
-        names = dict.fromkeys(_chosen_backend(job) for job in jobs)
+        names = dict.fromkeys(chosen_backend(job) for job in jobs)
         found = {name: self._loader.repository.load_config(f"backend/{name}") for name in names if name}
         several = len(names) > 1 and None not in names
         return {name: frozenset(map(str, file.config)) for name, file in found.items() if several and file is not None}
@@ -170,14 +178,11 @@ class Composer:
     def _parse(self, text: str) -> tuple[Override, bool]:
         """Return the parsed override, and whether Hydra must compose for it (hydra/_internal/defaults_list.py)."""
         override = self._parser.parse_overrides([text])[0]
-        if not override.key_or_group:
-            # Hydra's grammar accepts this, and an assertion fails later.
-            raise UserError(f"'{text}' is not of the form key=value, for example backend=flash or batch=1,8,16")
         group = self._loader.repository.group_exists(override.key_or_group)
         return override, (group and not isinstance(override.value(), dict)) or override.is_hydra_override()
 
 
-def _chosen_backend(overrides: Overrides) -> str | None:
+def chosen_backend(overrides: Overrides) -> str | None:
     """Return the choice of the group `backend` among the overrides of a job, None without one."""
     return next((text.partition("=")[2] for text in overrides if text.startswith("backend=")), None)
 
@@ -191,6 +196,12 @@ def _option(text: str) -> str:
 def _top(override: Override) -> str:
     """Return the name of the top-level node that an override changes."""
     return re.split(r"[.\[@]", override.key_or_group, maxsplit=1)[0]
+
+
+def of_every_backend(overrides: Sequence[Override]) -> bool:
+    """Whether a sweep is of every backend: backend=glob(*)."""
+    chosen = [one.value() for one in overrides if one.key_or_group == "backend"][-1:]
+    return bool(chosen) and isinstance(chosen[0], Glob) and chosen[0].include == ["*"]
 
 
 def combinations(overrides: Sequence[Override]) -> list[tuple[str, ...]]:

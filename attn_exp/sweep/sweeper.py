@@ -7,6 +7,7 @@ that are done, and lists the jobs if `dry_run=true`. Hydra finds it as the plugi
 
 import itertools
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,15 +24,19 @@ from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.host.nvml import GpuInfo
 from attn_exp.core.record.request import Request
 from attn_exp.results.store import done_record
+from attn_exp.run.capabilities import possible
 from attn_exp.run.session import Session
 from attn_exp.sweep.launcher import Launcher
 from attn_exp.sweep.parallel import launch
 from attn_exp.sweep.product import (
+    NO_RIVALS,
     Composer,
     case_by_case,
     check_choices,
     check_shared,
+    chosen_backend,
     combinations,
+    of_every_backend,
     varied_keys,
     without_rivals,
 )
@@ -56,7 +61,9 @@ def run_sweep(context: HydraContext, task: TaskFunction, config: DictConfig, arg
     loader = context.config_loader
     assert isinstance(loader, ConfigLoaderImpl)
     parser = OverridesParser.create(config_loader=loader)
-    jobs = combinations(parser.parse_overrides(list(arguments)))
+    parsed = parser.parse_overrides(list(arguments))
+    every = of_every_backend(parsed)
+    jobs = [job for job in combinations(parsed) if not (every and chosen_backend(job) in NO_RIVALS)]
     if not jobs:
         raise UserError("there is no job in this sweep: one of its choices has no value")
     written = OmegaConf.to_container(config, resolve=False)
@@ -64,7 +71,7 @@ def run_sweep(context: HydraContext, task: TaskFunction, config: DictConfig, arg
     check_shared(jobs, written)
     setup_globals()
     composer = Composer(loader, config, task.session.request, jobs)
-    _ProductSweep(task.session, config, composer, jobs).run()
+    _ProductSweep(task.session, config, composer, jobs).run(every=every)
 
 
 class _ProductSweep:
@@ -78,8 +85,11 @@ class _ProductSweep:
         self._composer = composer
         self._jobs = case_by_case(composer.distinct(jobs))
 
-    def run(self) -> None:
-        """Check the choices, then run the jobs that are possible and not done, or list them if it is a dry run."""
+    def run(self, *, every: bool) -> None:
+        """Check the choices, then run the jobs that are possible and not done, or list them if it is a dry run.
+
+        Of `every` backend, those that cannot be measured here are left out.
+        """
         launcher = self._launcher(self._composer.case(self._jobs[0]))
         # Requests that the check makes are kept until the sweep uses them, and no longer: a sweep may have ten thousand
         # jobs.
@@ -92,9 +102,18 @@ class _ProductSweep:
         )
         for line in self._composer.lacking(self._jobs):
             self._session.progress.note(line)
-        if is_dry_run(self._config):
-            self._list(checked)
-            return
+        if every or is_dry_run(self._config):
+            # That of the first job, as in a sweep that runs.
+            folder = Path(os.path.realpath(str(self._composer.case(self._jobs[0]).folder)))
+            planned = {overrides: checked.get(overrides) or request(overrides) for overrides in self._jobs}
+            if launcher is None or launcher.pinned:
+                asked = possible(list(planned.values()), folder, self._session.progress)
+                if every:
+                    self._keep([one for one, there in zip(planned, asked, strict=True) if there is planned[one]])
+                planned |= zip(planned, asked, strict=True)
+            if is_dry_run(self._config):
+                print_plan(self._session, [planned[overrides] for overrides in self._jobs], folder, of_sweep=True)
+                return
         self._session.progress.total = len(self._jobs)
         self._session.progress.options = varied_keys(self._jobs, "backend.")
         if launcher is not None:
@@ -157,11 +176,15 @@ class _ProductSweep:
                     cases.setdefault(request.turns_key, (overrides, []))[1].append(request)
             yield from cases.values()
 
-    def _list(self, checked: Requests) -> None:
-        # That of the first job, as in a sweep that runs.
-        folder = Path(os.path.realpath(str(self._composer.case(self._jobs[0]).folder)))
-        requests = [checked.get(overrides) or self._composer.request(overrides) for overrides in self._jobs]
-        print_plan(self._session, requests, folder, of_sweep=True)
+    def _keep(self, jobs: list[tuple[str, ...]]) -> None:
+        """Leave the other jobs out, and say of how many backends there is none. Raises UserError for no job."""
+        if not jobs:
+            case = shlex.join(without_rivals(self._jobs[0]))
+            raise UserError(f"no backend can compute this here: attn-exp backends {case} says why")
+        names, left = set(map(chosen_backend, self._jobs)), set(map(chosen_backend, jobs))
+        if names > left:
+            self._session.progress.note(f"{len(names - left)} of {len(names)} cannot run here: attn-exp backends")
+        self._jobs = jobs
 
 
 def _make_launcher(node: Mapping[str, Any], device: str, isolation: str, gpus: list[GpuInfo]) -> Launcher | None:

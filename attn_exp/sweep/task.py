@@ -153,7 +153,7 @@ class LocalGpus:
                 f"hydra/launcher=local_gpus takes all GPUs: leave device={device} out, or leave hydra/launcher out"
             )
         if not gpus:
-            raise UserError("hydra/launcher=local_gpus needs NVIDIA GPUs and there is none here: leave it out")
+            raise UserError("there is no NVIDIA GPU here for jobs side by side: leave hydra/launcher out")
         self.gpus = gpus
         self.tasks = len(gpus)
         self._pool: ThreadPoolExecutor | None = None

@@ -15,6 +15,7 @@ from attn_exp.config.compose import is_dry_run
 from attn_exp.core.errors import UserError
 from attn_exp.core.record.request import Request
 from attn_exp.results.store import done_record
+from attn_exp.run.capabilities import possible
 from attn_exp.run.session import Session
 
 
@@ -33,7 +34,8 @@ class SessionTask:
             _check_launcher()
             request = self.session.request(config)
             if is_dry_run(config):
-                print_plan(self.session, [request], Path(os.path.realpath(str(config.folder))))
+                folder = Path(os.path.realpath(str(config.folder)))
+                print_plan(self.session, possible([request], folder, self.session.progress), folder)
                 return math.inf
             return self.session.submit([request], lambda: config)
         except UserError as error:

@@ -11,13 +11,14 @@ from typing import Any
 
 from attn_exp.attention.autograd import Accumulator
 from attn_exp.attention.inputs import DifferentiableInputs
-from attn_exp.backends.base import Backend, Calls, load_backend, step, supported_passes
+from attn_exp.backends.base import Backend, Calls, load_backend, step
 from attn_exp.backends.compile import compile_calls, compile_record, reset_counters, use_caches, without_recompiling
 from attn_exp.core.case.case import HALVES
 from attn_exp.core.record.record import PassRecord
 from attn_exp.core.record.request import Request
 from attn_exp.timers.call import Call, synchronize
 from attn_exp.worker.attempt import Attempt, Stopped
+from attn_exp.worker.capabilities import refusal
 from attn_exp.worker.check.check import Check
 from attn_exp.worker.check.form import Results
 from attn_exp.worker.loaded import check_source
@@ -79,15 +80,8 @@ def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
     check_source(request)
     began = time.perf_counter()
     with attempt.stage("unsupported"):
-        reason = backend.unsupported(case, device)
+        reason = refusal(backend, request, device)
     asked_s = time.perf_counter() - began
-    if reason is None and attempt.with_gradients and "backward" not in supported_passes(backend, case):
-        reason = f"{backend.name} has no backward{f' of {case.dtype}' * case.quantised}: set passes=[forward]"
-        reason = case.forward_only or reason
-    if case.in_codes and "step" in request.measuring.passes:
-        reason = f"a step of {case.dtype} needs the scales of a step before it: set passes=[forward,backward]"
-    if case.in_codes and request.measuring.accumulate:
-        reason = f"gradients of {case.dtype} are codes with scales, which cannot be added: set accumulate=false"
     if reason is not None:
         raise Stopped("unsupported", reason)
     machine.watch.start()

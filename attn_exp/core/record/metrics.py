@@ -159,7 +159,8 @@ def metric_named(name: str) -> Metric:
     for known in sorted(METRICS, key=len, reverse=True):
         head, placeholder, tail = re.split(r"(\{\w+\})", known) if "{" in known else (known, "", "")
         if placeholder and len(name) > len(head + tail) and name.startswith(head) and name.endswith(tail):
-            return METRICS[known]
+            part = name[len(head) : len(name) - len(tail)]
+            return replace(METRICS[known], head=METRICS[known].head.replace(placeholder, part))
     return Metric(name, "", "", lambda timed: None, follows_clock=name.endswith("_us"), head=name.replace("_", " "))
 
 
