@@ -141,7 +141,7 @@ def test_a_sweep_is_a_parent_run_with_one_child_a_job(place: Path) -> None:
     assert [run.data.tags["attn_exp.status"] for run in children] == ["ok", "unsupported", "crashed"]
     assert [run.data.tags.get("attn_exp.reason") for run in children] == [None, "because", "because"]
     run = children[0]
-    assert run.info.run_name == "flash s1024 b8 causal h16 d128 bf16"
+    assert run.info.run_name == "flash s1024 b8 causal h16 d128 bf16 (first)"
     assert (run.info.start_time, run.info.end_time) == (1_700_000_000_000, 1_700_000_002_500)
     assert run.data.metrics["forward/time_us"] == 2.5 and run.data.metrics["case/seq_len"] == 1024
     wanted = {
