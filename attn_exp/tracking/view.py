@@ -91,8 +91,6 @@ def one_sweep(sweep: str, passes: Sequence[str] = HALVES) -> dict[str, Any]:
         # The sweep's own run is the first one: one click leads to its answer. Sorted by time, MLflow would hide all
         # others below it.
         "orderByKey": f"metrics.`{LIST_PLACE}`",
-        # More bars than these, of which the first case's come first, leave no room for their labels.
-        "runsHiddenMode": "FIRST_10_RUNS",
         "orderByAsc": True,
         "searchFilter": f"tags.`attn_exp.sweep` = {quoted(sweep)}",
         "chartsSearchFilter": _CHARTS_OF_JOBS,
