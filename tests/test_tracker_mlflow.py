@@ -152,7 +152,8 @@ def test_a_sweep_is_a_parent_run_with_one_child_a_job(place: Path) -> None:
     assert wanted.items() <= run.data.params.items()
     assert run.data.tags["attn_exp.flags"] == "drift (forward), unstable"
     assert run.data.tags[NOTE] == (
-        f"forward: **2.5 us**  \n[the sweep's answer](#/experiments/{run.info.experiment_id}/runs/{parent.info.run_id})"
+        f"forward: **2.5 us**  \n[the sweep's answer]"
+        f"(#/experiments/{run.info.experiment_id}/runs/{parent.info.run_id}?workflowType=machine_learning)"
     )
     assert children[1].data.tags[NOTE].startswith("**unsupported: because**  \n[the sweep's answer](")
     # The name has the case, a parameter the backend.
