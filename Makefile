@@ -14,7 +14,14 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: setup
+# Without the tools of developers.
+$(VENV)/.demo: pyproject.toml constraints.txt
+	@echo "installing torch, MLflow and what they need: minutes, once"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --no-compile --constraint constraints.txt --editable .
+	touch $@
+
+demo: $(VENV)/.demo
 	$(BIN)/python -m attn_exp -m backend=flash,math,eager batch=1,4 seq_len=256 passes=[forward]
 
 # One thread each: six processes on two cores would otherwise wait for each other's threads. Tests that wait for what

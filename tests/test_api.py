@@ -139,3 +139,9 @@ def test_kept_sweeps_are_loaded_compared_and_printed_briefly(kept):
         assert len(repr(found)) < 200 and len(found._repr_html_()) < 10_000
         rows += len(found.rows)
     assert rows > 100
+
+
+def test_the_package_lists_what_is_meant():
+    import attn_exp
+
+    assert dir(attn_exp) == sorted(attn_exp.__all__)

@@ -13,7 +13,7 @@ from attn_exp.config.compose import new_sweep_name
 from attn_exp.tracking.client import legal, silence
 
 ARGUMENTS = ("-m", *cli.TRACKED, "backend=math,flash", "seq_len=32,64", "sweep=s")
-JOB = "math s32 b1 causal h2 d16 fp32"
+JOB = "math s32 b1 causal h2 d16 fp32 (s)"
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def logged(tmp_path_factory):
         first = cli.run(*ARGUMENTS, cwd=folder)
         assert first.returncode == 0, first.stderr
         parent, job = (
-            run(client, f"attributes.run_name = '{name}'") for name in ("s", "math s32 b1 causal h2 d16 fp32")
+            run(client, f"attributes.run_name = '{name}'") for name in ("s", "math s32 b1 causal h2 d16 fp32 (s)")
         )
         for one in (parent, job):
             client.set_tag(one.info.run_id, "mlflow.note.content", "our words")
@@ -76,7 +76,7 @@ def test_sizes_filter_as_numbers(logged):
 
 def test_a_run_has_its_source_and_what_it_computed_on(logged):
     client, *_ = logged
-    found = run(client, "attributes.run_name = 'flash s64 b1 causal h2 d16 fp32'")
+    found = run(client, "attributes.run_name = 'flash s64 b1 causal h2 d16 fp32 (s)'")
     assert found.data.tags["mlflow.source.type"] == "LOCAL"
     (given,) = found.inputs.dataset_inputs
     assert given.dataset.name == "b1 h2 s64 d16 fp32 causal"
@@ -88,7 +88,7 @@ def test_words_that_somebody_edited_stay(logged):
         kept = run(client, f"attributes.run_name = '{name}'")
         assert kept.data.tags["mlflow.note.content"] == "our words"
         assert kept.data.tags["team"] == "kernels"
-    others = run(client, "attributes.run_name = 'flash s32 b1 causal h2 d16 fp32'")
+    others = run(client, "attributes.run_name = 'flash s32 b1 causal h2 d16 fp32 (s)'")
     assert "the sweep's answer" in others.data.tags["mlflow.note.content"]
 
 

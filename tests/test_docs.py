@@ -331,6 +331,13 @@ def test_the_arguments_of_the_other_commands_are_accepted(name):
         command.parse(["first", "uri=a", "uri=b"])
 
 
+def test_the_demo_installs_no_tools_of_developers(tmp_path):
+    done = subprocess.run(
+        ["make", "--dry-run", "demo", f"VENV={tmp_path}"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "--editable ." in done.stdout and "[dev]" not in done.stdout and "minutes" in done.stdout
+
+
 def test_every_file_and_target_of_a_command_is_there():
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for words in commands():

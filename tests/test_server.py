@@ -29,6 +29,7 @@ from attn_exp.core.record.record import Record
 from attn_exp.results.read import read_folder
 from attn_exp.tracking import SweepInfo, make_tracker
 from attn_exp.tracking.client import silence
+from attn_exp.tracking.page import run_page
 
 PLANTED = "planted-9f8e7d6c5b"
 
@@ -141,7 +142,7 @@ def test_a_server_has_the_sweep_s_charts_and_ui_prints_their_addresses(
     charts, page, *_ = capsys.readouterr().out.splitlines()
     list_of_runs = f"{server.uri}/#/experiments/{experiment.experiment_id}/runs?workflowType=machine_learning"
     assert charts.startswith(f"{list_of_runs}&viewStateShareKey=attn_exp_")
-    assert page == f"its answer: {server.uri}/#/experiments/{experiment.experiment_id}/runs/{parent.info.run_id}"
+    assert page == f"its answer: {server.uri}/{run_page(experiment.experiment_id, parent.info.run_id)}"
     key = charts.partition("viewStateShareKey=")[2].partition("&")[0]
     state = json.loads(experiment.tags[f"mlflow.sharedViewState.{key}"])
     titles = [card["displayName"][:10] for card in state["compareRunCharts"]]

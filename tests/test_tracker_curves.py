@@ -64,6 +64,10 @@ def test_steps_are_lengths_and_jobs_stay_what_they_were(ready: Path) -> None:  #
     history = client.get_metric_history(run.info.run_id, "forward/time_us_by_length")
     assert [(one.step, one.value) for one in history] == [(512, 5120.0), (1024, 10240.0), (4096, 40960.0)]
     assert run.info.status == "FINISHED" and run.data.params["causal"] == "True"
+    # MLflow draws these on the sweep's own page.
+    parent, _ = runs_of(ready)
+    history = client.get_metric_history(parent.info.run_id, "forward/tflops/flash causal")
+    assert [one.step for one in history] == [512, 1024, 4096]
     # What reads jobs reads jobs alone.
     assert len(load("first", uri=config(ready)["uri"]).results) == 12
 

@@ -141,7 +141,7 @@ def test_a_sweep_is_a_parent_run_with_one_child_a_job(place: Path) -> None:
     assert [run.data.tags["attn_exp.status"] for run in children] == ["ok", "unsupported", "crashed"]
     assert [run.data.tags.get("attn_exp.reason") for run in children] == [None, "because", "because"]
     run = children[0]
-    assert run.info.run_name == "flash s1024 b8 causal h16 d128 bf16"
+    assert run.info.run_name == "flash s1024 b8 causal h16 d128 bf16 (first)"
     assert (run.info.start_time, run.info.end_time) == (1_700_000_000_000, 1_700_000_002_500)
     assert run.data.metrics["forward/time_us"] == 2.5 and run.data.metrics["case/seq_len"] == 1024
     wanted = {
@@ -152,7 +152,8 @@ def test_a_sweep_is_a_parent_run_with_one_child_a_job(place: Path) -> None:
     assert wanted.items() <= run.data.params.items()
     assert run.data.tags["attn_exp.flags"] == "drift (forward), unstable"
     assert run.data.tags[NOTE] == (
-        f"forward: **2.5 us**  \n[the sweep's answer](#/experiments/{run.info.experiment_id}/runs/{parent.info.run_id})"
+        f"forward: **2.5 us**  \n[the sweep's answer]"
+        f"(#/experiments/{run.info.experiment_id}/runs/{parent.info.run_id}?workflowType=machine_learning)"
     )
     assert children[1].data.tags[NOTE].startswith("**unsupported: because**  \n[the sweep's answer](")
     # The name has the case, a parameter the backend.

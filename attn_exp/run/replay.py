@@ -10,8 +10,9 @@ from attn_exp.core.errors import RecordError, UserError, is_inside
 from attn_exp.core.record.profile import FOLDER as PROFILES
 from attn_exp.core.record.request import DUEL_NAME
 from attn_exp.results.read import Sweep, read_folder, typed_command
+from attn_exp.results.table import write_tables
 from attn_exp.run.closing import FOLDER as PLOTS
-from attn_exp.run.closing import REPORT, ranked_rivals
+from attn_exp.run.closing import REPORT, plots_and_curves, ranked_rivals, write_report
 from attn_exp.run.summary import curves, summary_of
 from attn_exp.tracking.base import SweepInfo
 
@@ -89,6 +90,10 @@ def _sweep(runs: "Runs", sweep: Sweep, folder: Path) -> Replayed:
     try:
         # A store that lacks a description has all records: nothing is said.
         rivals = ranked_rivals(sweep, lambda line: None)
+        if not (folder / "table.csv").exists():
+            write_tables(sweep.results, folder)
+        if not (folder / REPORT).exists():
+            write_report(rivals, plots_and_curves(sweep, rivals, lambda line: None)[0], folder, lambda line: None)
         files = list(_files(folder, _OF_A_SWEEP))
         summary = summary_of(sweep.results, rivals, lambda line: None, sweep.planned)
         runs.end("FINISHED", files, summary, curves(sweep.results), of_jobs, ended=sweep.when or None)

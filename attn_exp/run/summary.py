@@ -60,7 +60,8 @@ def summary_of(
         if one.speedup is not None:
             metrics[f"{one.direction}/speedup/{one.label}"] = one.speedup
             metrics[f"{one.direction}/speedup/{one.label} cases"] = float(one.n)
-        metrics[f"{one.direction}/best_in/{one.label}"] = float(one.best)
+        if one.best:
+            metrics[f"{one.direction}/best_in/{one.label}"] = float(one.best)
     return Summary(
         answer=answer,
         description="\n\n".join(filter(None, [shared_cases, counted])),

@@ -139,11 +139,11 @@ class Tracker:
 
 
 def run_name(record: Record) -> str:
-    """Return the name of a record's run: backend and case, with what sweeps vary most first.
+    """Return the name of a record's run: backend and case, with what sweeps vary most first, and the sweep last.
 
     MLflow cuts names in legends and columns after some twenty letters.
     """
-    return f"{record.label} {record.request.case.brief()}"
+    return f"{record.label} {record.request.case.brief()} ({record.request.sweep})"
 
 
 def params(job: Request | Result) -> dict[str, str]:

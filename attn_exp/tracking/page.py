@@ -29,9 +29,10 @@ _PICTURES = ".png"
 _CUT = "\n\n(cut: the report has the rest)"
 
 
-def run_page(experiment: str, run: str) -> str:
-    """Return the address of a run's page, relative to MLflow's first page."""
-    return f"#/experiments/{experiment}/runs/{run}"
+def run_page(experiment: str, run: str, below: str = "") -> str:
+    """Return the address of a run's page, or of a page below it, relative to MLflow's first page."""
+    # On a first visit MLflow 3 opens its pages for language models otherwise.
+    return f"#/experiments/{experiment}/runs/{run}{below}?workflowType=machine_learning"
 
 
 def note_tags(text: str) -> dict[str, str]:
@@ -96,10 +97,9 @@ def description(experiment: str, run: str, summary: Summary, artifacts: Sequence
 
 def links(experiment: str, run: str, artifacts: Sequence[str]) -> str:
     """Return links to a run's files and to the jobs below it, relative to the address of MLflow's page."""
-    page = f"{run_page(experiment, run)}/artifacts"
     named = [(words, name) for name, words in _LINKED.items() if name in artifacts]
     named += [(PurePosixPath(name).stem, name) for name in sorted(artifacts) if name.endswith(_PICTURES)]
-    return " · ".join(f"[{words}]({page}/{quote(name)})" for words, name in named)
+    return " · ".join(f"[{words}]({run_page(experiment, run, f'/artifacts/{quote(name)}')})" for words, name in named)
 
 
 def job_note(job: Record | Result, measuring: Measuring, standing: Mapping[str, str], answer: str) -> str:

@@ -54,7 +54,7 @@ from attn_exp.tracking.view import store_view
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
+    from mlflow.entities import Metric, Run
 
 _FILES = (FILE_NAME, REQUEST_NAME, LOG_NAME)
 JOB, FINISHED_AT, SWEEP_ID = "attn_exp.job", "attn_exp.finished_at", "attn_exp.sweep_id"
@@ -105,7 +105,7 @@ def keep_curves(
     curves: Sequence[Curve],
     answered: Callable[[], None] = lambda: None,
 ) -> None:
-    """Store the curves of a sweep; those that are there stay, outdated ones are deleted.
+    """Store the curves of a sweep, as runs and on its own; those that are there stay, outdated runs are deleted.
 
     `answered` is called after each of them.
     """
@@ -118,12 +118,16 @@ def keep_curves(
             client.delete_run(run.info.run_id)
     for digest, curve in wanted.items():
         _create(client, experiment, parent, curve, digest)
+        rates = {
+            name.replace("_by_length", f"/{curve.name.replace(' · ', ' ')}"): points
+            for name, points in curve.points.items()
+            if name.endswith("/tflops_by_length")
+        }
+        log_values(client, parent.info.run_id, _metrics(curve, rates))
         answered()
 
 
 def _create(client: "MlflowClient", experiment: str, parent: "Run", curve: Curve, digest: str) -> None:
-    from mlflow.entities import Metric
-
     own = {"kind": "curve", "sweep": parent.data.tags["attn_exp.sweep"], "label": curve.label, "curve": digest}
     new = NewRun(
         name=curve.name,
@@ -131,14 +135,20 @@ def _create(client: "MlflowClient", experiment: str, parent: "Run", curve: Curve
         moments=(curve.moment, curve.moment),
         tags={f"attn_exp.{key}": value for key, value in own.items()} | {RUN_COLOUR: curve.colour},
         params=curve.params,
-        metrics=[
-            Metric(name, value, int(curve.moment * 1000), step)
-            for name, values in legal(curve.points).items()
-            for step, value in values
-            if math.isfinite(value)
-        ],
+        metrics=_metrics(curve, curve.points),
     )
     store_run(client, experiment, new)
+
+
+def _metrics(curve: Curve, points: Mapping[str, tuple[tuple[int, float], ...]]) -> "list[Metric]":
+    from mlflow.entities import Metric
+
+    return [
+        Metric(name, value, int(curve.moment * 1000), step)
+        for name, values in legal(points).items()
+        for step, value in values
+        if math.isfinite(value)
+    ]
 
 
 def _digest(curve: Curve) -> str:
