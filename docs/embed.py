@@ -98,7 +98,7 @@ def _sweep_of(file: Path, folder: Path) -> Path:
 
 def backends() -> str:
     """Return the table of what the backends declare."""
-    return markdown(ask("cpu", None))
+    return markdown(ask(None))
 
 
 def metrics() -> str:

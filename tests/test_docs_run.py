@@ -173,7 +173,7 @@ def test_every_measurement_runs(here, arguments):
         record = read_record(path.parent)
         assert record.status in ("ok", "unsupported", "unavailable"), record.reason
         # A sweep over every backend has those of a GPU, too.
-        every = any(argument.startswith("backend=glob") for argument in arguments)
+        every = any(argument.startswith(("backend=glob", "backend=all")) for argument in arguments)
         assert every or record.status == "ok" or record.request.backend["name"] not in EVERYWHERE, record.reason
         assert {name: profile.status for name, profile in record.profiles.items()} in ({}, {"torch": "ok"})
 

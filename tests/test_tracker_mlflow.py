@@ -309,7 +309,7 @@ def test_closing_again_after_an_interrupt_still_ends_the_sweep(ready: Path, monk
 @pytest.mark.parametrize(
     ("uri", "said"),
     [
-        ("file:///tmp/mlruns", "is a folder, which MLflow no longer supports"),
+        ("file:///tmp/mlruns", "is a folder, which MLflow no longer supports.*mlflow migrate-filestore"),
         ("sqlite://mlflow.db", "names no database file"),
         ("sqlite:///:memory:", "names no database file"),
         ("sqlite:///a?b/mlflow.db", "because of a %, # or . in it: use another folder"),

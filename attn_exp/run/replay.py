@@ -1,5 +1,6 @@
 """Replay: store records that were measured before in MLflow."""
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -91,7 +92,8 @@ def _sweep(runs: "Runs", sweep: Sweep, folder: Path) -> Replayed:
         # A store that lacks a description has all records: nothing is said.
         rivals = ranked_rivals(sweep, lambda line: None)
         if not (folder / "table.csv").exists():
-            write_tables(sweep.results, folder)
+            with contextlib.suppress(OSError):
+                write_tables(sweep.results, folder)
         if not (folder / REPORT).exists():
             write_report(rivals, plots_and_curves(sweep, rivals, lambda line: None)[0], folder, lambda line: None)
         files = list(_files(folder, _OF_A_SWEEP))

@@ -33,8 +33,8 @@ def absolute_uri(uri: str) -> str:
         return uri.rstrip("/") if scheme in _SERVERS else uri
     if scheme == "file" or "://" not in uri:
         raise UserError(
-            f"tracker.uri={shown} is a folder, which MLflow no longer supports: use tracker.uri={DEFAULT_URI}, "
-            f"or {_EXAMPLE}"
+            f"tracker.uri={shown} is a folder, which MLflow no longer supports: use tracker.uri={DEFAULT_URI}, into "
+            f"which mlflow migrate-filestore moves its runs, or {_EXAMPLE}"
         )
     known = ", ".join(("sqlite", *_SERVERS, *_DATABASES))
     raise UserError(f"tracker.uri={shown} is not one of {known}: use tracker.uri={DEFAULT_URI}")
