@@ -53,7 +53,7 @@ class Curve:
     label: str
     colour: str
     params: Mapping[str, str]
-    points: Mapping[str, tuple[tuple[int, float], ...]]
+    points: dict[str, tuple[tuple[int, float], ...]]
     moment: float
 
 

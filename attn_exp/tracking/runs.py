@@ -24,6 +24,7 @@ from attn_exp.core.redaction import redacted
 from attn_exp.core.versions import __version__
 from attn_exp.results.store import sweep_identity
 from attn_exp.tracking.base import (
+    LIST_PLACE,
     RUN_COLOUR,
     Curve,
     EndStatus,
@@ -135,7 +136,8 @@ def _create(client: "MlflowClient", experiment: str, parent: "Run", curve: Curve
         moments=(curve.moment, curve.moment),
         tags={f"attn_exp.{key}": value for key, value in own.items()} | {RUN_COLOUR: curve.colour},
         params=curve.params,
-        metrics=_metrics(curve, curve.points),
+        # Between the sweep's own run and its jobs, of which MLflow then shows the first ten.
+        metrics=_metrics(curve, curve.points | {LIST_PLACE: ((0, 0.5),)}),
     )
     store_run(client, experiment, new)
 

@@ -88,6 +88,8 @@ def one_sweep(sweep: str, passes: Sequence[str] = HALVES) -> dict[str, Any]:
         for side in passes
     ]
     return _list(_OF_JOBS) | {
+        # More bars in a chart have no room for their labels.
+        "runsHiddenMode": "FIRST_10_RUNS",
         # The sweep's own run is the first one: one click leads to its answer. Sorted by time, MLflow would hide all
         # others below it.
         "orderByKey": f"metrics.`{LIST_PLACE}`",
