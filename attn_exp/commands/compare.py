@@ -225,7 +225,7 @@ COMMAND = Command(
         example="attn-exp compare first",
     ),
     options=(
-        _option("against", "SWEEP", "the earlier sweep or baseline to compare with; last is the sweep before"),
+        _option("against", "SWEEP", "the earlier sweep or baseline to compare with; last: the last that shares a case"),
         _option("history", "true", "three or more sweeps in order of time", default="false", choices=("true", "false")),
         _option("baseline", "BACKEND", "the backend that gains are relative to", default="the best of each case"),
         _option("where", "EXPRESSION", "which cells: where='causal and seq_len >= 4096 and backend in (flash, cudnn)'"),
