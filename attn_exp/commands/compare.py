@@ -247,7 +247,7 @@ COMMAND = Command(
         _option("undecided", "WHAT", "whether cells that may be slower by that much fail, warn or pass", default="warn",
                 choices=UNDECIDED),
         _option("save", "NAME", "keep the sweep's records as a baseline of this name, in baselines/ beside folder="),
-        _option("replace", "true", "overwrite the baseline that has the name of save=", default="false",
+        _option("replace", "true", "begin the baseline of save= anew, without its earlier runs", default="false",
                 choices=("true", "false")),
         _option("settle", "true", "run the duels that the comparison proposes, one after another", default="false",
                 choices=("true", "false")),

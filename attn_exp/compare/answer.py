@@ -17,6 +17,7 @@ from attn_exp.compare.settled import Settlements
 from attn_exp.core.case.filter import Filter, typed_lists
 from attn_exp.core.errors import UserError
 from attn_exp.core.stats.paired import MARGIN_FLOOR
+from attn_exp.results.baselines import runs_of
 from attn_exp.results.calibration import device_key, margin_for
 from attn_exp.results.cell import Cell, cells_of, metric_of
 from attn_exp.results.duels import read_duels
@@ -66,6 +67,7 @@ def compare_read(choice: Choice, sweeps: Sequence[Sweep], against: Sequence[Swee
         UserError: the choice cannot be carried out; the message says what to type.
     """
     check_ways(choice, against=bool(against or choice.against))
+    against = [run for sweep in against for run in runs_of(sweep)]
     both = sorted({(sweep.place, sweep.name) for sweep in sweeps} & {(sweep.place, sweep.name) for sweep in against})
     if both:
         raise UserError(f"{both[0][1]} is on both sides of against=: compare it with another sweep")

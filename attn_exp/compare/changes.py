@@ -20,6 +20,7 @@ from attn_exp.core.errors import UserError
 from attn_exp.core.record.flags import flag_marks
 from attn_exp.core.sheet.sheet import Column, Sheet, Tone, interval, split
 from attn_exp.core.stats.multiple import LEVEL, benjamini_hochberg
+from attn_exp.results.baselines import MOST_RUNS
 from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.read import Sweep
 
@@ -29,8 +30,6 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 # A machine that moves its own times by more than this, as seen, tells nothing; a larger change is one.
 _MOST_SCATTER = 0.25
 _LARGEST_LOG = 700.0
-# Older runs of a cell do not count.
-_MOST_RUNS = 10
 _TONES: dict[Verdict, Tone] = {"lost": "bad", "slower": "bad", "faster": "good", "fixed": "good", "undecided": "open"}
 
 
@@ -191,7 +190,7 @@ def compare_sweeps(
     runs: dict[Any, list[Cell]] = defaultdict(list)
     for cell in sorted(cells_old, key=lambda cell: cell.result.finished_at):
         runs[run_key(cell)].append(cell)
-    cells = [_opened(pair, metric, runs[run_key(pair[0])][-_MOST_RUNS:] if pair[0] else ()) for pair in pairs]
+    cells = [_opened(pair, metric, runs[run_key(pair[0])][-MOST_RUNS:] if pair[0] else ()) for pair in pairs]
     scatter = _scatter(cells)
     rows = _judged([_closed(cell, metric, spreads, scatter) for cell in cells], metric, margin)
     rows.sort(key=lambda row: (VERDICTS.index(row.verdict), *case_order(row.cell)))
