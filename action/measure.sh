@@ -32,7 +32,7 @@ fi
 saved=false
 # Not after a regression: it would be found once and be the baseline from then on.
 if [[ -z $code || ($SAVE == true && $code == 0) ]]; then
-    attn_exp compare "$sweep" save="$BASELINE" replace=true rows=1 >/dev/null
+    attn_exp compare "$sweep" save="$BASELINE" rows=1 >/dev/null
     saved=true
 fi
 {

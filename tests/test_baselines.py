@@ -8,7 +8,6 @@ import sweeps
 
 import attn_exp
 from attn_exp.commands.compare import main
-from attn_exp.core.errors import UserError
 from attn_exp.results import baselines
 
 
@@ -42,17 +41,21 @@ def test_a_baseline_outlives_its_sweep_and_is_compared_with_by_its_name(home, ca
     assert "made by" not in capsys.readouterr().err
 
 
-def test_it_is_overwritten_only_if_asked_and_then_at_once(home, capsys):
-    assert main(["old", "save=main"]) == 0
-    before = kept(home)
+def test_it_has_the_last_ten_runs_and_begins_anew_if_asked(home, capsys):
+    for minute in range(1, 13):
+        record = sweeps.job("flash", 100.0 + minute, finished_at=sweeps.NOON + minute)
+        sweeps.write(home / f"multirun/run{minute}", [record])
+        for _ in range(2):
+            assert main([f"run{minute}", "save=main"]) == 0
     capsys.readouterr()
-    assert main(["slow", "save=main"]) == 2
-    told = capsys.readouterr()
-    assert "there is a baseline 'main' already, saved 20" in told.err and "write replace=true" in told.err
-    assert told.out == "" and kept(home) == before
-    for name in ("slow", "same", "slow"):
-        assert main([name, "save=main", "replace=true"]) == 0
+    # 103 to 112 us are its runs.
+    for found in (attn_exp.compare("slow", "main"), attn_exp.compare("slow", attn_exp.load("main"))):
+        assert any(note.startswith("10 old runs of ") for note in found.notes)
+        row = next(row for row in found.rows if row.cell.direction == "forward" and row.old)
+        assert (row.verdict, row.old.value) == ("undecided", pytest.approx(107.46, abs=0.01))
     assert main(["slow", "against=main", "fail_if_slower=3%"]) == 0
+    assert main(["old", "save=main", "replace=true"]) == 0
+    assert main(["slow", "against=main", "fail_if_slower=3%"]) == 1
     assert os.listdir("baselines") == ["main"]
 
 
@@ -82,7 +85,7 @@ def test_a_failure_leaves_the_earlier_one(home, capsys, monkeypatch):
         (["old,slow", "save=more"], "save=more keeps one sweep, and 2 were given: name one"),
         (["old", "against=slow", "save=more"], "save= keeps one sweep of a folder as a baseline"),
         (["old", "uri=sqlite:///x.db", "save=more"], "save= keeps one sweep of a folder as a baseline"),
-        (["old", "replace=true"], "replace=true overwrites a baseline: say which with save=NAME"),
+        (["old", "replace=true"], "replace=true begins a baseline anew: say which with save=NAME"),
         (["broken", "save=more"], "broken is no baseline, multirun/broken/x/record.json"),
         (["slow", "against=both"], "'both' is a sweep and a baseline: write multirun/both or baselines/both"),
     ],
@@ -102,6 +105,4 @@ def test_a_mistake_is_one_sentence_and_keeps_nothing(home, capsys, words, messag
 def test_python_keeps_baselines(home):
     place = attn_exp.load("old").save("main")
     assert place.is_dir()
-    with pytest.raises(UserError, match="there is a baseline 'main' already"):
-        attn_exp.load("slow").save("main")
     attn_exp.load("slow").save("main", replace=True)

@@ -251,3 +251,28 @@ def test_what_a_busy_cpu_does_to_all_cells_is_no_verdict_on_them(against):
     assert {row.verdict for row in found.rows} == {"slower"}
     found = against(on_cpu(36, 0.0, 0.01, 1), on_cpu(36, 0.0, 0.01, 2, {3: 0.3}))
     assert [row.cell.result.case.batch for row in found.rows if row.verdict == "slower"] == [4]
+
+
+def test_what_old_runs_differ_by_is_the_margin_of_their_cell(tmp_path):
+    def day(name, us, minute):
+        """A sweep of a backend whose source is another each time, and of one whose is not."""
+        own = sweeps.job("mine", us, None, finished_at=sweeps.NOON + minute)
+        own = replace(own, request=replace(own.request, source={"sha256": f"{minute:07}"}))
+        return sweeps.sweep(tmp_path / name, [own, sweeps.job("cudnn", 100.0, None)])
+
+    first, second = day("first", 100.0, 1), day("second", 111.0, 2)
+
+    def mine(us, old=(first, second), **keys):
+        found = compare(day(f"new{us}", us, 100), old, **keys)
+        assert len(found.rows) == 2
+        said = f"{min(len(old), 10)} old runs of 2 cells: compared with their mean; the margin is at least what they"
+        assert any(note.startswith(said) for note in found.notes) == (len(old) > 1)
+        return next(row for row in found.rows if row.cell.result.label == "mine")
+
+    assert (mine(104.0).verdict, mine(104.0).old.value) == ("undecided", pytest.approx(math.sqrt(100 * 111)))
+    # They differ by 11 %, and so may a new one from the nearest.
+    assert [mine(us).verdict for us in (87.0, 91.0, 122.0, 128.0)] == ["faster", "undecided", "undecided", "slower"]
+    assert mine(104.0, spread=0.001).verdict == "faster"
+    # One run has no margin of its own, and those before the last ten do not count.
+    assert mine(104.0, [second]).verdict == "faster"
+    assert mine(104.0, [first, *(day(f"later{minute}", 111.0, minute) for minute in range(3, 13))]).verdict == "faster"

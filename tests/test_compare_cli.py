@@ -149,6 +149,16 @@ def test_mistakes_are_one_sentence_and_exit_with_2(home, capsys, words, said):
     assert (captured.out, captured.err.count("\n")) == ("", 1)
 
 
+def test_last_is_the_last_sweep_that_shares_a_case(home, capsys):
+    sweeps.write(home / "multirun/other", [sweeps.job("flash", of=sweeps.case(batch=64))])
+    for minute, name in enumerate(("old", "same", "other", "new")):
+        os.utime(home / "multirun" / name, (60 * minute, 60 * minute))
+    assert main(["new", "against=last", "format=json"]) == 0
+    assert [one["name"] for one in json.loads(capsys.readouterr().out)["sweeps"]] == ["same", "new"]
+    assert main(["other", "against=last"]) == 2
+    assert "against=last: no earlier sweep in multirun shares a case and backend: name one" in capsys.readouterr().err
+
+
 def test_several_sweeps_are_said_to_be_pooled(home, capsys):
     assert main(["old", "same", "new", f"folder={home / 'multirun'}"]) == 0
     said = capsys.readouterr().out

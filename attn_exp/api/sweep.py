@@ -107,10 +107,10 @@ class Sweep(read.Sweep):
 
         Args:
             name: the baseline's name.
-            replace: overwrite a baseline that has this name already.
+            replace: begin the baseline anew, without its earlier runs.
 
         Raises:
-            UserError: the name is taken, or the baseline cannot be written.
+            UserError: the baseline cannot be written.
         """
         from attn_exp.results.baselines import keep_baseline
 

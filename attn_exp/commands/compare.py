@@ -225,7 +225,7 @@ COMMAND = Command(
         example="attn-exp compare first",
     ),
     options=(
-        _option("against", "SWEEP", "the earlier sweep or baseline to compare with; last is the sweep before"),
+        _option("against", "SWEEP", "the earlier sweep or baseline to compare with; last: the last that shares a case"),
         _option("history", "true", "three or more sweeps in order of time", default="false", choices=("true", "false")),
         _option("baseline", "BACKEND", "the backend that gains are relative to", default="the best of each case"),
         _option("where", "EXPRESSION", "which cells: where='causal and seq_len >= 4096 and backend in (flash, cudnn)'"),
@@ -247,7 +247,7 @@ COMMAND = Command(
         _option("undecided", "WHAT", "whether cells that may be slower by that much fail, warn or pass", default="warn",
                 choices=UNDECIDED),
         _option("save", "NAME", "keep the sweep's records as a baseline of this name, in baselines/ beside folder="),
-        _option("replace", "true", "overwrite the baseline that has the name of save=", default="false",
+        _option("replace", "true", "begin the baseline of save= anew, without its earlier runs", default="false",
                 choices=("true", "false")),
         _option("settle", "true", "run the duels that the comparison proposes, one after another", default="false",
                 choices=("true", "false")),

@@ -17,6 +17,7 @@ from attn_exp.compare.settled import Settlements
 from attn_exp.core.case.filter import Filter, typed_lists
 from attn_exp.core.errors import UserError
 from attn_exp.core.stats.paired import MARGIN_FLOOR
+from attn_exp.results.baselines import runs_of
 from attn_exp.results.calibration import device_key, margin_for
 from attn_exp.results.cell import Cell, cells_of, metric_of
 from attn_exp.results.duels import read_duels
@@ -25,7 +26,7 @@ from attn_exp.results.read import Sweep, read_folder, sweep_folders
 from attn_exp.results.result import Result, by_options, by_source
 from attn_exp.results.there import sweeps_in
 
-# The word for the sweep before.
+# The word for the last sweep that shares a case.
 LAST = "last"
 # Values of a row that are not fields of its cell.
 _OWN: dict[type, dict[str, Callable[[Any], Any]]] = {
@@ -66,6 +67,7 @@ def compare_read(choice: Choice, sweeps: Sequence[Sweep], against: Sequence[Swee
         UserError: the choice cannot be carried out; the message says what to type.
     """
     check_ways(choice, against=bool(against or choice.against))
+    against = [run for sweep in against for run in runs_of(sweep)]
     both = sorted({(sweep.place, sweep.name) for sweep in sweeps} & {(sweep.place, sweep.name) for sweep in against})
     if both:
         raise UserError(f"{both[0][1]} is on both sides of against=: compare it with another sweep")
@@ -126,7 +128,7 @@ def read_sweeps(choice: Choice, words: Sequence[str]) -> list[Sweep]:
 
 
 def read_against(choice: Choice, sweeps: Sequence[Sweep]) -> list[Sweep]:
-    """Return the earlier sweeps or baselines to compare with; `last` is the sweep before the compared ones.
+    """Return the earlier sweeps or baselines to compare with; `last` is the last one that shares a case.
 
     Raises:
         UserError: there is no such sweep, or it has no records.
@@ -136,9 +138,11 @@ def read_against(choice: Choice, sweeps: Sequence[Sweep]) -> list[Sweep]:
         return read_sweeps(choice, choice.against)
     ordered = [str(folder) for folder in sweeps_in(home)]
     before = ordered[: min((ordered.index(one.place) for one in sweeps if one.place in ordered), default=0)]
-    if not before:
-        raise UserError(f"against={LAST} is the sweep before in {home}, and there is none: name one")
-    return [read_folder(Path(before[-1]))]
+    for folder in reversed(before):
+        earlier = read_folder(Path(folder), may_be_empty=True)
+        if {result.key for result in earlier.results} & {result.key for result in results_of(sweeps)}:
+            return [earlier]
+    raise UserError(f"against={LAST}: no earlier sweep in {home} shares a case and backend: name one")
 
 
 def chosen(cells: Sequence[Cell], expression: str) -> list[Cell]:

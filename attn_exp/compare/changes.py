@@ -1,25 +1,26 @@
 """Changes: compare a sweep with an earlier one, cell by cell, with a verdict on each.
 
-The two sweeps were not measured side by side. A difference counts if it exceeds both cells' intervals and the usual
-difference between sessions.
+The two sweeps were not measured side by side. A difference counts if it exceeds both cells' intervals, the usual
+difference between sessions, and what several old runs of the cell differ by.
 """
 
 import math
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from attn_exp.compare.comparison import Comparison, case_order, summarize_sweep
 from attn_exp.compare.environment import differences
-from attn_exp.compare.join import Pair, joined, nothing_in_common
+from attn_exp.compare.join import Pair, joined, nothing_in_common, run_key
 from attn_exp.compare.page_parts import case_part, case_values
 from attn_exp.compare.ratio import Spreads, gain, uncertainty
 from attn_exp.core.errors import UserError
 from attn_exp.core.record.flags import flag_marks
 from attn_exp.core.sheet.sheet import Column, Sheet, Tone, interval, split
 from attn_exp.core.stats.multiple import LEVEL, benjamini_hochberg
+from attn_exp.results.baselines import MOST_RUNS
 from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.read import Sweep
 
@@ -186,7 +187,10 @@ def compare_sweeps(
             f"{_names(new)} and {_names(old)} cannot be compared ({'; '.join(map(str, unlike))}): "
             "choose cells with where=, or type anyway=true to compare them nevertheless"
         )
-    cells = [_opened(pair, metric) for pair in pairs]
+    runs: dict[Any, list[Cell]] = defaultdict(list)
+    for cell in sorted(cells_old, key=lambda cell: cell.result.finished_at):
+        runs[run_key(cell)].append(cell)
+    cells = [_opened(pair, metric, runs[run_key(pair[0])][-MOST_RUNS:] if pair[0] else ()) for pair in pairs]
     scatter = _scatter(cells)
     rows = _judged([_closed(cell, metric, spreads, scatter) for cell in cells], metric, margin)
     rows.sort(key=lambda row: (VERDICTS.index(row.verdict), *case_order(row.cell)))
@@ -196,6 +200,11 @@ def compare_sweeps(
         differences=unequal,
         notes=(
             *notes,
+            *(
+                f"{several} old runs of {n} cells: compared with their mean; the margin is at least what they "
+                "differ by (spread= replaces it)"
+                for several, n in Counter(one.runs for one in cells if isinstance(one, _Open) and one.runs > 1).items()
+            ),
             *(f"compared nevertheless (anyway=true): {one}, in {one.cells} cells" for one in unlike),
             *kernel_notes(rows),
         ),
@@ -208,22 +217,29 @@ def compare_sweeps(
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """Two values of one cell, and the logarithm of how many times better the new one is."""
+    """The mean of a cell's `runs` old values, how many times better the new one is, and what the old ones explain."""
 
     old: Cell
     new: Cell
     log: float
+    runs: int
+    explained: float
 
 
-def _opened(pair: Pair, metric: ChosenMetric) -> Change | _Open:
+def _opened(pair: Pair, metric: ChosenMetric, runs: Sequence[Cell]) -> Change | _Open:
     """Return one cell with its log change, or with its verdict if it lacks a value."""
     old, new = pair
     if old is None or new is None or old.value is None or new.value is None:
         return Change(old, new, _without_two_values(old, new))
+    logs, apart = [math.log(run.value) for run in runs if run.value and run.value > 0], 0.0
+    if old.value and len(logs) > 1:
+        mean = statistics.fmean(logs)
+        # A new value may be as far from the nearest old one as the old ones are from each other.
+        old, apart = replace(old, value=math.exp(mean)), max(logs) - min(logs) + max(abs(log - mean) for log in logs)
     log = gain(new, old, metric)
     if log is None:
         return Change(old, new, "equivalent" if old.value == new.value else "undecided")
-    return _Open(old, new, log)
+    return _Open(old, new, log, len(logs), apart)
 
 
 def _closed(cell: Change | _Open, metric: ChosenMetric, spreads: Spreads, scatter: float) -> Change:
@@ -232,8 +248,8 @@ def _closed(cell: Change | _Open, metric: ChosenMetric, spreads: Spreads, scatte
         return cell
     old, new = cell.old.result, cell.new.result
     spread = spreads.between_sessions(old, new) if metric.kind.follows_clock else spreads.between_rows(new, new)
-    if new.device == "cpu" and metric.kind.follows_clock and spreads.fixed is None:
-        spread = max(spread, scatter)
+    least = scatter if new.device == "cpu" and metric.kind.follows_clock else 0.0
+    spread = spread if spreads.fixed is not None else max(spread, least, math.expm1(min(cell.explained, _LARGEST_LOG)))
     doubt = uncertainty(cell.new, cell.old, spread)
     log = cell.log if metric.kind.higher_is_better else -cell.log
     # Of two rounds that differ wildly, the upper bound is beyond the largest float.

@@ -87,7 +87,7 @@ def choice_for(sweeps: Sequence[str], given: Mapping[str, Any]) -> Choice:
             "settle=true measures backends of a sweep side by side on this machine: compare that sweep by itself"
         )
     if choice.replace and choice.save is None:
-        raise UserError("replace=true overwrites a baseline: say which with save=NAME")
+        raise UserError("replace=true begins a baseline anew: say which with save=NAME")
     if choice.save is not None:
         check_name("save", choice.save)
         if choice.against or choice.history or choice.uri:

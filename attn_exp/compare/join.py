@@ -87,6 +87,12 @@ def case_of(cell: Cell) -> tuple[Any, ...]:
     return result.case, method_key(result), machine(result)
 
 
+def run_key(cell: Cell) -> tuple[Any, ...]:
+    """Return what the runs of a cell in several sweeps share; its source may have changed between them."""
+    threads = cell.result.device == "cpu" and cell.result.environment.get("cpu_threads")
+    return cell.result.key, cell.result.label, cell.direction, *case_of(cell), threads
+
+
 Pair = tuple[Cell | None, Cell | None]
 _SHOWN = 4
 # What counterparts share, the most first, and whether it is enough where a cell has several.
@@ -100,14 +106,14 @@ _SAME: tuple[tuple[Callable[[Result], Any], bool], ...] = (
 
 
 def joined(old: Sequence[Cell], new: Sequence[Cell]) -> list[Pair]:
-    """Pair every cell of both sides with its counterpart, if there is one.
+    """Pair every cell of both sides with its counterpart, if there is one: the latest of several runs.
 
     Counterparts have the same case, backend with options, device and pass. Cells with the same measuring options on the
     same kind of machine are paired first, and among them those of the same source. Cells with the same timer follow,
     then all that remain unambiguous. The comparison of environments decides afterwards whether a pair may be compared.
     """
     waiting: dict[Any, list[Cell]] = defaultdict(list)
-    for cell in latest(old)[0]:
+    for cell in sorted(latest(old)[0], key=lambda cell: cell.result.finished_at, reverse=True):
         waiting[cell.result.key, cell.direction].append(cell)
     fresh = latest(new)[0]
     counterpart: dict[int, Cell] = {}
@@ -120,7 +126,8 @@ def joined(old: Sequence[Cell], new: Sequence[Cell]) -> list[Pair]:
                     counterpart[id(cell)] = match
                     waiting[cell.result.key, cell.direction].remove(match)
     pairs: list[Pair] = [(counterpart.get(id(cell)), cell) for cell in fresh]
-    return pairs + [(cell, None) for cells in waiting.values() for cell in cells]
+    known = {run_key(cell) for cell in counterpart.values()}
+    return pairs + [(cell, None) for cells in waiting.values() for cell in cells if run_key(cell) not in known]
 
 
 def nothing_in_common(old: Sequence[Cell], new: Sequence[Cell]) -> str:
