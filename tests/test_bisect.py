@@ -38,9 +38,13 @@ class Attention(Eager):
 
 
 class Simulated:
-    """Versions whose times are known, with noise of `noise` a round that both sides do not share."""
+    """Versions whose times are known, with noise of `noise` a round that both sides do not share.
 
-    def __init__(self, effects, noise=0.003, seed=1, broken=(), canary=0.0):
+    The last version has the noise `worst`, if that is given.
+    """
+
+    def __init__(self, effects, noise=0.003, seed=1, broken=(), canary=0.0, worst=None):
+        self.worst = noise if worst is None else worst
         self.effects, self.noise, self.broken, self.canary = effects, noise, broken, canary
         self.random = random.Random(seed)
         self.rounds, self.measured = {}, []
@@ -52,7 +56,7 @@ class Simulated:
         if not kept:
             self.measured.append(index)
         while len(kept) < rounds:
-            noise = self.random.gauss(0, self.noise)
+            noise = self.random.gauss(0, self.worst if index == len(self.effects) - 1 else self.noise)
             kept.append(Round(math.log1p(self.effects[index]) + noise, self.canary + self.random.gauss(0, 0.0005)))
         return kept
 
@@ -88,6 +92,15 @@ def test_ends_are_equal_only_if_their_interval_lies_within_the_margin(effect, no
     low, high = (float(word) for word in re.findall(r"[+-][\d.]+", found.reason))
     assert found.kind == "undecided"
     assert low < 100 * effect < high
+
+
+@pytest.mark.parametrize("worst", [2.0, 0.1])
+def test_a_badly_measured_end_is_no_bar(worst):
+    found = [Simulated([0, 0, 14, 14], noise=2.0, worst=worst, seed=seed).search() for seed in range(40)]
+    # Where the ends themselves are told apart.
+    told = [one for one in found if not one.reason.startswith("the bad end")]
+    right = [one for one in told if (one.kind, one.good, one.bad) == ("found", 1, 2)]
+    assert (len(told) >= 30, len(right) / len(told) > 0.75) == (True, True)
 
 
 def test_versions_that_cannot_be_measured_are_skipped():

@@ -1,4 +1,5 @@
 import json
+import random
 import re
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ from fakes import make_record, make_request, make_timing
 from attn_exp.commands.duel import main, rivals_of
 from attn_exp.core.errors import UserError
 from attn_exp.core.record.record import PassRecord
-from attn_exp.run.duel import compare_pairs, report
+from attn_exp.run.duel import PROCESSES, compare_pairs, joined, report
 
 CASE, STORED = (tuple(word for word in words if not word.startswith("stopping")) for words in (QUICK, TRACKED))
 
@@ -57,6 +58,26 @@ def test_rounds_are_paired_and_the_verdict_names_who_is_faster():
     text = report(records, found)
     assert "a=x is faster than b=y: b=y takes 3.03 % more time" in text
     assert max(map(len, text.splitlines())) <= 120
+
+
+def test_where_a_process_lies_is_within_the_interval():
+    def wrong(processes, noise):
+        chance, differ, outside = random.Random(1), 0, 0
+        for _ in range(200):
+            parts = []
+            for _ in range(processes):
+                biases = [chance.gauss(0, 0.008) for _ in "ab"]
+                parts.append([rival(name, [100 * (1 + bias + chance.gauss(0, noise)) for _ in range(40 // processes)])
+                              for name, bias in zip("ab", biases, strict=True)])  # fmt: skip
+            (found,) = compare_pairs([joined(one) for one in zip(*parts, strict=True)], "forward", 0.01)
+            differ += found.verdict in ("faster", "slower")
+            outside += not found.low <= 0 <= found.high
+        return differ, outside
+
+    for noise in (0.001, 0.005):
+        assert wrong(1, noise)[0] > 60
+        differ, outside = wrong(PROCESSES, noise)
+        assert differ <= 20 and outside <= 30, (noise, differ, outside)
 
 
 def test_a_pair_that_is_not_told_apart_is_given_no_direction():

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from attn_exp.core.stats.interval import RoundsMean
+from attn_exp.core.stats.interval import RoundsMean, Uncertainty, combined
 from attn_exp.core.stats.paired import VERDICT_LEVEL
 
 # After so many rounds a decision is tried; the error rate of all decisions about one version is VERDICT_LEVEL.
@@ -47,8 +47,8 @@ class Answer:
 def search(count: int, measure: Measure, margin: float, said: Callable[[int, str], None]) -> Answer:
     """Find the first slow one of `count` versions, of which the first is fast and the last is slow.
 
-    A version is slow if its time, relative to the good one's, is beyond half of the difference of the ends on the log
-    scale. It takes log2(count) steps if no version is skipped. The ends have to differ by `margin` (0.01 is 1 %).
+    A version is slow if it is like the slow end (`side_of`). It takes log2(count) steps if no version is skipped. The
+    ends have to differ by `margin` (0.01 is 1 %).
     """
     good, bad, skipped = 0, count - 1, dict[int, str]()
     ends = measure(bad, LOOKS[0])
@@ -85,18 +85,37 @@ def search(count: int, measure: Measure, margin: float, said: Callable[[int, str
                 skipped[middle] = measured
                 break
             rounds_of = measured
-            if (side := decided(measured, threshold)) is not None:
+            if (side := side_of(measured, ends)) is not None:
                 break
         if middle in skipped:
             said(middle, f"skipped: {skipped[middle]}")
             continue
         found = math.expm1(RoundsMean([one.ratio for one in rounds_of]).mean)
         if side is None or _canary_moved(rounds_of, threshold):
-            why = "the canary differs as well" if side else f"{len(rounds_of)} rounds do not tell it from half of that"
+            why = "the canary differs as well" if side else f"{len(rounds_of)} rounds do not tell which end it is like"
             said(middle, f"{100 * found:+.1f} %: undecided, {why}")
             return Answer("undecided", good, bad, effect, between, f"{100 * found:+.1f} % at one of them: {why}")
         said(middle, f"{100 * found:+.1f} %: {side}")
         good, bad = (good, middle) if side == "slow" else (middle, bad)
+
+
+def side_of(rounds: Sequence[Round], ends: Sequence[Round]) -> Side | None:
+    """Return the end that a version is like, the bad one having the rounds `ends`; None if that is open.
+
+    It surely differs from the other end. If it differs from both, the middle of them on the log scale divides.
+    """
+    mean, end = (RoundsMean([one.ratio for one in each]) for each in (rounds, ends))
+
+    def beyond(share: float) -> Side | None:
+        """Return on which side of a share of the way from the good end to the bad one it surely is."""
+        parts = [Uncertainty(part * one.half_width(), one.rounds - 1) for part, one in ((1.0, mean), (share, end))]
+        distance = mean.mean - share * end.mean
+        return None if combined(parts).p_value(distance) > _LEVEL else "slow" if distance > 0 else "fast"
+
+    from_good, from_bad = decided(rounds, 0.0) == "slow", beyond(1.0) == "fast"
+    if from_good != from_bad:
+        return "slow" if from_good else "fast"
+    return beyond(0.5) if from_good else None
 
 
 def decided(rounds: Sequence[Round], threshold: float) -> Side | None:

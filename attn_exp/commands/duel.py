@@ -110,7 +110,7 @@ COMMAND = Command(
     name="duel",
     usage="[-m] [--config-dir FOLDER] a=BACKEND b=BACKEND [c=BACKEND ...] [a.OPTION=VALUE ...] [KEY=VALUE ...]",
     about=(
-        "Measures two or more backends of one case side by side in one process, one block each in turn (ABBA). Says "
+        "Measures two or more backends of one case side by side, one block each in turn (ABBA). Says "
         "which is faster, by how much, and whether the difference is large enough to tell."
     ),
     examples=(

@@ -1,5 +1,6 @@
-"""Duel: measure two or more backends of one case interleaved in one process, and decide about each pair."""
+"""Duel: measure two or more backends of one case interleaved, in processes in a row, and decide about each pair."""
 
+import math
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,12 +13,13 @@ import msgspec
 from attn_exp.config.compose import compose_config, is_dry_run, new_sweep_name, resolved_config
 from attn_exp.config.request import request_from_config
 from attn_exp.core.errors import UserError
-from attn_exp.core.files import write_whole
+from attn_exp.core.files import remove, write_whole
+from attn_exp.core.host.hardware import datasheet_peak
 from attn_exp.core.host.nvml import GpuInfo, visible_gpus
 from attn_exp.core.live_line import LiveLine
-from attn_exp.core.record.file import VERDICTS_NAME
+from attn_exp.core.record.file import FILE_NAME, VERDICTS_NAME, write_record
 from attn_exp.core.record.flags import FLAGS, INTERFERENCE
-from attn_exp.core.record.metrics import ranking_medians
+from attn_exp.core.record.metrics import pass_metrics, ranking_medians
 from attn_exp.core.record.record import Record
 from attn_exp.core.record.request import DUEL_NAME, Request, backend_label
 from attn_exp.core.redaction import redacted
@@ -34,6 +36,8 @@ from attn_exp.run.job_queue import JobQueue
 BUSY_MARGIN = 0.25
 # The budget of each pass: a duel may take longer than a job of a sweep, in order to decide.
 BUDGET_S = 5
+# Where a process's memory lies makes its calls faster or slower by nearly 1 %: so many share the rounds.
+PROCESSES = 4
 
 
 def compare_pairs(records: Sequence[Record], direction: str, margin: float) -> list[PairedComparison]:
@@ -150,13 +154,59 @@ def _finish(context: SweepContext, records: Sequence[Record], line: LiveLine) ->
 def _measure(
     context: SweepContext, requests: Sequence[Request], gpus: Sequence[GpuInfo], line: LiveLine
 ) -> list[Record]:
-    """Measure the rivals in turns in a worker process; return the record of each."""
+    """Measure the rivals in turns in one worker process after another; return the record of each."""
     isolation = context.start(requests[0].device, gpus)
     on_gpu = [replace(request, gpu_uuid=context.gpu_uuid) for request in requests]
     write_whole(context.folder / DUEL_NAME, msgspec.yaml.encode(on_gpu))
     queue = JobQueue(isolation, context.folder, context.gpu_uuid)
-    queue.submit(requests)
-    return [queue.record(queue.wait(lambda stage, folder: line.stage(stage))) for _ in requests]
+    found: list[list[Record]] = [[] for _ in requests]
+    going = list(range(len(requests)))
+    while going and len(found[going[0]]) < PROCESSES:
+        for number in going:
+            remove(context.folder / requests[number].job / FILE_NAME)
+        queue.submit([_part(requests[number]) for number in going])
+        for number in going:
+            found[number].append(queue.record(queue.wait(lambda stage, folder: line.stage(stage))))
+        isolation.close()
+        going = [number for number in going if found[number][-1].status == "ok"]
+    records = [replace(joined(parts), request=request) for parts, request in zip(found, on_gpu, strict=True)]
+    for record in records:
+        write_record(record, context.folder / record.request.job)
+    return records
+
+
+def _part(request: Request) -> Request:
+    """Return what one process measures of a rival."""
+    whole = request.measuring
+    least, most = (math.ceil(rounds / PROCESSES) for rounds in (whole.min_rounds, whole.max_rounds))
+    precision, budget_s = whole.precision * math.sqrt(PROCESSES), whole.budget_s / PROCESSES
+    part = replace(whole, min_rounds=least, max_rounds=most, precision=precision, budget_s=budget_s)
+    return replace(request, measuring=part)
+
+
+def joined(parts: Sequence[Record]) -> Record:
+    """Return the record of a rival with the rounds of all its processes, or the one that says why it failed."""
+    last, passes, metrics = parts[-1], dict(parts[-1].passes), dict(parts[-1].metrics)
+    # The numbers of a process's rounds begin alike for all rivals.
+    most = last.request.measuring.max_rounds
+    for direction in passes if last.status == "ok" else ():
+        whole, *further = (part.passes[direction].timings[0] for part in parts)
+        for index, one in enumerate(further, 1):
+            whole = replace(
+                whole,
+                times_us=whole.times_us + one.times_us,
+                rounds=whole.rounds + tuple(most * index + number for number in one.rounds),
+                blocks=whole.blocks + tuple((most * index + at, begin, end) for at, begin, end in one.blocks),
+                clocks_mhz=whole.clocks_mhz + one.clocks_mhz,
+                uncounted=whole.uncounted + one.uncounted,
+            )
+        passes[direction] = replace(passes[direction], timings=(whole, *passes[direction].timings[1:]), paired=None)
+        metrics |= pass_metrics(
+            last.request.case, direction, passes[direction], saves_lse=last.request.measuring.with_gradients,
+            ceilings=last.ceilings, peak=datasheet_peak(last.environment.get("gpu", "")), compiled=last.compiled,
+        )  # fmt: skip
+    flags = tuple(sorted({flag for part in parts for flag in part.flags}))
+    return replace(last, passes=passes, metrics=metrics, flags=flags, started_at=parts[0].started_at)
 
 
 def _request(letter: str, config: dict[str, Any], gpus: list[Any]) -> Request:
