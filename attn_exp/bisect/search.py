@@ -1,6 +1,7 @@
 """The search: which of many versions is the first that is slower, and when that cannot be told."""
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -11,6 +12,8 @@ from attn_exp.core.stats.paired import VERDICT_LEVEL
 # After so many rounds a decision is tried; the error rate of all decisions about one version is VERDICT_LEVEL.
 LOOKS = (8, 16, 32)
 _LEVEL = VERDICT_LEVEL / len(LOOKS)
+# Rounds further from their median than this many median deviations were disturbed by other programs.
+_SCATTER = 5.0
 
 Side = Literal["slow", "fast"]
 
@@ -58,7 +61,7 @@ def search(count: int, measure: Measure, margin: float, said: Callable[[int, str
         again = measure(bad, rounds)
         assert not isinstance(again, str)
         ends = again
-        mean = RoundsMean([one.ratio for one in ends]).mean
+        mean = _mean(ends).mean
         if mean >= math.log1p(margin) and decided(ends, 0.0) == "slow":
             break
         low, high = _interval(ends)
@@ -90,7 +93,7 @@ def search(count: int, measure: Measure, margin: float, said: Callable[[int, str
         if middle in skipped:
             said(middle, f"skipped: {skipped[middle]}")
             continue
-        found = math.expm1(RoundsMean([one.ratio for one in rounds_of]).mean)
+        found = math.expm1(_mean(rounds_of).mean)
         if side is None or _canary_moved(rounds_of, threshold):
             why = "the canary differs as well" if side else f"{len(rounds_of)} rounds do not tell which end it is like"
             said(middle, f"{100 * found:+.1f} %: undecided, {why}")
@@ -104,7 +107,7 @@ def side_of(rounds: Sequence[Round], ends: Sequence[Round]) -> Side | None:
 
     It surely differs from the other end. If it differs from both, the middle of them on the log scale divides.
     """
-    mean, end = (RoundsMean([one.ratio for one in each]) for each in (rounds, ends))
+    mean, end = _mean(rounds), _mean(ends)
 
     def beyond(share: float) -> Side | None:
         """Return on which side of a share of the way from the good end to the bad one it surely is."""
@@ -120,15 +123,23 @@ def side_of(rounds: Sequence[Round], ends: Sequence[Round]) -> Side | None:
 
 def decided(rounds: Sequence[Round], threshold: float) -> Side | None:
     """Return on which side of a threshold the mean of the log ratios surely is; None if that is open."""
-    mean = RoundsMean([one.ratio for one in rounds])
+    mean = _mean(rounds)
     if mean.p_value(threshold) > _LEVEL:
         return None
     return "slow" if mean.mean > threshold else "fast"
 
 
+def _mean(rounds: Sequence[Round]) -> RoundsMean:
+    """Return the mean log ratio; a round that another program disturbed counts no more than the others scatter."""
+    ratios = [one.ratio for one in rounds]
+    middle = statistics.median(ratios)
+    most = _SCATTER * statistics.median(abs(ratio - middle) for ratio in ratios)
+    return RoundsMean([min(max(ratio, middle - most), middle + most) for ratio in ratios])
+
+
 def _interval(rounds: Sequence[Round]) -> tuple[float, float]:
     """Return the ends of the mean log ratio's interval, whose error rate is that of one look."""
-    mean = RoundsMean([one.ratio for one in rounds])
+    mean = _mean(rounds)
     half = mean.half_width()
     # Rounds without a spread have an interval without a width.
     while half and mean.p_value(mean.mean + half) > _LEVEL:
