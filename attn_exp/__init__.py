@@ -15,16 +15,7 @@ except KeyboardInterrupt:
         raise
     sys.exit(130)
 
-__all__ = [
-    "UndecidedWarning",
-    "__version__",
-    "assert_correct",
-    "assert_not_slower",
-    "compare",
-    "load",
-    "run",
-    "time",
-]
+__all__ = ["UndecidedWarning", "__version__", "assert_correct", "assert_not_slower", "compare", "load", "run", "time"]
 
 
 def __dir__() -> list[str]:

@@ -57,18 +57,7 @@ def test_a_strict_type_checker_sees_the_functions_and_what_they_return(tmp_path)
 def test_importing_the_package_imports_nothing_but_the_api():
     found = python("import sys, attn_exp; print(*sorted(name for name in sys.modules if 'attn_exp' in name))").split()
     assert {name.removeprefix("attn_exp") for name in found} == {
-        *(
-            "",
-            ".api",
-            ".api.guard",
-            ".api.read",
-            ".api.run",
-            ".api.time",
-            ".compare",
-            ".core",
-            ".core.versions",
-            ".run",
-        ),
+        *("", ".api", ".api.guard", ".api.read", ".api.run", ".api.time", ".compare", ".core", ".core.versions", ".run")
     }
 
 

@@ -184,7 +184,7 @@ Q, K, V = tensors()
         ((Q.double(), K.double(), V.double()), {}, "the tensors are float64: give one of bfloat16, float16, float32"),
         ((Q, K[:, :, :, :16], V), {}, "the shapes do not fit each other"),
         (nan(Q, K, V), {}, "q has values that are not finite"),
-        ((Q, K, V), {"batch": 8}, "batch is not how to measure: the tensors say the case, reference= what is right"),
+        ((Q, K, V), {"attn_mask": Q}, "attn_mask is none of .*: if the function computes with it, give ref"),
         ((Q, K, V), {"timer": "events"}, "timer=events does not exist: did you mean 'event'"),
         ((Q, K, V), {"reference": sdpa, "causal": True}, "reference= says what is right: leave causal="),
         ((Q, K, V), {"reference": lambda q, k, v: 1 / 0}, "the reference cannot be used: ZeroDivisionError"),

@@ -197,10 +197,7 @@ def ordered(case=CASE, **options):
     )
 
 
-@pytest.mark.parametrize(
-    ("order", "ran"),
-    [(["flash", "math"], "flash"), (["cudnn", "flash"], "flash")],
-)
+@pytest.mark.parametrize(("order", "ran"), [(["flash", "math"], "flash"), (["cudnn", "flash"], "flash")])
 def test_an_order_of_preference_runs_the_first_that_can_compute_the_case(order, ran):
     record = ordered(order=order)
     assert (record.status, record.passes["forward"].took) == ("ok", ran), record.reason

@@ -191,10 +191,7 @@ def test_a_package_is_searched_and_goes_on(wheels, tmp_path, monkeypatch, capsys
         (["good=slowly==0.1", "bad=slowly==1.19"], "there is no slowly==0.1 in"),
         (["good=slowly==1.0b0", "bad=slowly==1.19", "backend=flsh", "device=cpu"], "flsh"),
         (["good=slowly==1.0b0", "bad=slowly==1.19", "passes=[step]"], "write pass=forward or pass=backward"),
-        (
-            ["good=slowly==1.0b11", "bad=slowly==1.19", "device=cpu"],
-            "the good end cannot be measured: ERROR",
-        ),
+        (["good=slowly==1.0b11", "bad=slowly==1.19", "device=cpu"], "the good end cannot be measured: ERROR"),
     ],
 )
 def test_a_mistake_is_one_sentence(wheels, words, said, tmp_path, monkeypatch, capsys):

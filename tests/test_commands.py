@@ -77,10 +77,7 @@ def test_the_version_is_printed_for_any_way_of_asking(call):
         ("ui first port=x", "attn-exp ui: port=x is no port: use a number from 1 to 65535, for example port=5001"),
         ("ui first second", "attn-exp ui: ui takes one SWEEP, and 2 were given: attn-exp ui first"),
         ("doctor cpu", "attn-exp doctor: doctor takes no name, and 'cpu' was given: the options are device="),
-        (
-            "doctor devise=cpu",
-            "attn-exp doctor: there is no option 'devise=': did you mean 'device'?",
-        ),
+        ("doctor devise=cpu", "attn-exp doctor: there is no option 'devise=': did you mean 'device'?"),
         (
             "worker",
             "attn-exp worker: no JOB_FOLDER was given: write one, for example attn-exp worker multirun/SWEEP/JOB",

@@ -135,10 +135,7 @@ def test_a_corrupt_file_is_named_and_the_exit_code_says_so(home, capsys):
         (["new", "where=causal and"], "is not a valid filter"),
         (["new", "uri=sqlite:///nowhere.db"], "there is no database"),
         (["new", "out=nowhere/out.md"], "cannot write nowhere/out.md"),
-        (
-            ["new", "out=report.pdf"],
-            "has none of the endings .txt, .md, .csv, .json, .html: add format=",
-        ),
+        (["new", "out=report.pdf"], "has none of the endings .txt, .md, .csv, .json, .html: add format="),
         (["."], "has no records"),
     ],
 )
@@ -168,12 +165,7 @@ def test_several_sweeps_are_said_to_be_pooled(home, capsys):
 
 
 def test_files_are_written_in_the_format_of_their_name(home, capsys):
-    for name, begin in {
-        "a.md": "cudnn is ",
-        "a.csv": "model,",
-        "a.json": "{",
-        "a.txt": "cudnn is",
-    }.items():
+    for name, begin in {"a.md": "cudnn is ", "a.csv": "model,", "a.json": "{", "a.txt": "cudnn is"}.items():
         assert main(["old", f"out={name}"]) == 0
         assert (home / name).read_text().startswith(begin)
     assert main(["old", "out=b.txt", "format=json"]) == 0

@@ -74,11 +74,7 @@ def test_one_name_for_two_option_sets_is_told_apart_by_what_differs(tmp_path):
         sweeps.job("cudnn"),
     ]
     results = named(sweeps.sweep(tmp_path / "s", records).results)
-    assert {result.label for result in results} == {
-        "flex(block=64,fast=true)",
-        "flex(block=128,fast=null)",
-        "cudnn",
-    }
+    assert {result.label for result in results} == {"flex(block=64,fast=true)", "flex(block=128,fast=null)", "cudnn"}
 
 
 def test_whose_kernels_a_backend_took_stands_behind_it_and_need_not_be_typed(tmp_path):

@@ -22,10 +22,7 @@ CASE, STORED = (tuple(word for word in words if not word.startswith("stopping"))
         (["a=flash", "b.x=1"], "b has options"),
         (["a=flash", "b=math", "b=eager"], "b has two backends"),
         (["a=flash", "b=math", "backend=eager"], "backend=eager would be the backend of all rivals: .* c=eager"),
-        (
-            ["a=flash", "b=flash", "a.compile=default", "compile=none"],
-            "compile=none is for all rivals, and a.compile=",
-        ),
+        (["a=flash", "b=flash", "a.compile=default", "compile=none"], "compile=none is for all rivals, and a.compile="),
         (["a=fa4", "b=fa4", "b.x=1", "++backend.x=2"], "is for all rivals, and b.x=1 for one"),
     ],
 )

@@ -119,7 +119,7 @@ def test_a_function_is_judged_and_a_wrong_one_is_no_rival():
         (plain, "dtype=fp8", {}, "a function of q, k and v cannot be told about float8"),
         (plain, CASE, {"causal": True}, "causal= and align= are for tensors of your own"),
         (plain, (1, 2), {}, r"the case has 2 tensors: give \(q, k, v\)"),
-        (plain, CASE, {"batch": 8}, "batch is not how to measure"),
+        (plain, CASE, {"batch": 8}, "batch is none of the choices stopping"),
         (plain, CASE, {"reference": plain, "scale": 0.1}, "reference= says what is right"),
     ],
 )

@@ -37,10 +37,7 @@ PLANTED = {
         r"b1 h1 (s|q\d+ kv)(6[5-9]|[7-9]\d) d\d+ float32 causal.*",
     ),
     "no_softcap": (r"planted: .*out is off by \S+ of its norm, allowed is \S+", r"b1 h1 .*d\d float32 .*cap\d+"),
-    "nan_without_a_key": (
-        "planted: out has values that are not finite",
-        r"b1 h1 q2 kv1 d1 fp32 causal bottom_right",
-    ),
+    "nan_without_a_key": ("planted: out has values that are not finite", r"b1 h1 q2 kv1 d1 fp32 causal bottom_right"),
     "segfaults_at_wide_heads": ("planted: crashes: the process was killed by SIGSEGV", r"b1 h1 s1 d33 fp32 causal"),
     "int32_strides": (r"planted: .*out is off by", r"b1 .* float32 full offsets of k above 2\^31"),
 }

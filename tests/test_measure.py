@@ -108,18 +108,10 @@ def test_a_wrong_result_is_inaccurate_and_is_never_timed(machine, tmp_path, back
     ("how", "right", "reason"),
     [
         ("not a number", 1, r"on hard values: out has values that are not finite"),
-        (
-            "not a number",
-            3,
-            r"on values of which small weights are all: out has values",
-        ),
+        ("not a number", 3, r"on values of which small weights are all: out has values"),
         ("spoils its inputs", 2, "the backend wrote into its input q"),
         ("no gradients", 1, r"on hard values: d[qkv] is off by 1 of"),
-        (
-            "no gradients",
-            2,
-            r"on values of which small weights are all: d[qkv] is off by 1 of",
-        ),
+        ("no gradients", 2, r"on values of which small weights are all: d[qkv] is off by 1 of"),
         ("no gradients", 3, "backward: the first call was within tolerance, timed block 1 was not: dq is off by 1 "),
     ],
 )
@@ -373,10 +365,7 @@ def test_a_device_time_below_the_kernels_own_is_implausible(gpu_machine, tmp_pat
 
 def test_the_wrong_kernel_on_a_gpu_is_told_by_its_name(gpu_machine, tmp_path):
     record = measured(on_gpu(gpu_machine, 12.0, claim="cudnn"), gpu_machine, tmp_path, GPU_CASE, **ON_GPU)
-    assert (record.status, record.reason) == (
-        "wrong_kernel",
-        "forward: g claims /cudnn/, but flash_fwd, combine ran",
-    )
+    assert (record.status, record.reason) == ("wrong_kernel", "forward: g claims /cudnn/, but flash_fwd, combine ran")
 
 
 def test_lost_profiler_records_are_flagged_and_no_excuse(gpu_machine, tmp_path, monkeypatch):

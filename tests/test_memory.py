@@ -5,16 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import fakes
 import pytest
-from test_measure import (  # noqa: F401 (fixtures)
-    GPU_CASE,
-    ON_GPU,
-    Nvml,
-    gpu_machine,
-    machine,
-    measured,
-    short_rounds,
-    traced,
-)
+from test_measure import GPU_CASE, ON_GPU, Nvml, gpu_machine, machine, measured, short_rounds, traced  # noqa: F401 (fixtures)
 
 from attn_exp.backends.base import Calls
 from attn_exp.worker.measure import measure_case

@@ -177,9 +177,6 @@ def test_the_words_that_a_metric_begins_with_are_enough_if_only_one_does():
     for word in ("joule", "", "speed", "time"):
         with pytest.raises(UserError, match="there is no metric"):
             metric_of(word, results)
-    for word, words in (
-        ("power_w", "no row has power_w"),
-        ("workspace", "workspace_b"),
-    ):
+    for word, words in (("power_w", "no row has power_w"), ("workspace", "workspace_b")):
         with pytest.raises(UserError, match=words):
             metric_of(word, results)

@@ -183,8 +183,7 @@ def test_it_measures_what_is_needed(written, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     small = "batch=1 model.q_heads=2 model.kv_heads=2 model.head_dim=16 dtype=fp32"
     folder = written(
-        row(overrides=f"{small} seq_len=32 causal=true"),
-        row(id="two", overrides=f"{small} seq_len=64 causal=false"),
+        row(overrides=f"{small} seq_len=32 causal=true"), row(id="two", overrides=f"{small} seq_len=64 causal=false")
     )
     words = ["device=cpu", "isolation=none", "tracker=none", "stopping.budget_s=0.05", "save_plots=false", "quiet=true"]
     assert main(["paper", f"published={folder}", *words]) == 0

@@ -74,12 +74,7 @@ def test_a_stopped_sweep_says_of_how_many_jobs_it_has_records_until_it_has_all(c
 
 @pytest.mark.parametrize(
     ("words", "status", "code"),
-    [
-        ([], "unavailable", 1),
-        ([], "unsupported", 0),
-        ([], "ok", 0),
-        (["-m"], "unavailable", 0),
-    ],
+    [([], "unavailable", 1), ([], "unsupported", 0), ([], "ok", 0), (["-m"], "unavailable", 0)],
 )
 def test_one_case_that_another_attempt_may_measure_is_no_success(monkeypatch, tmp_path, words, status, code):
     def measured(arguments, session):

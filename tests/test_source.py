@@ -98,10 +98,7 @@ def test_a_package_counts_as_a_whole_and_none_of_it_runs(place, target):
     assert hash_of(target) != before
 
 
-@pytest.mark.parametrize(
-    "target",
-    ["attn_exp.backends.eager.Eager", "no_such_module.Mine", "sys.Mine", "a b"],
-)
+@pytest.mark.parametrize("target", ["attn_exp.backends.eager.Eager", "no_such_module.Mine", "sys.Mine", "a b"])
 def test_ours_and_what_is_not_there_has_no_source(place, target):
     assert source_of(target) is None
     assert described("attn_exp.backends.eager.Eager") == {}

@@ -67,11 +67,7 @@ def test_what_an_earlier_step_left_is_no_result(machine, how):  # noqa: F811
 
 @pytest.mark.parametrize(
     ("backend", "status"),
-    [
-        ("fakes.ZeroGradients", "inaccurate"),
-        ("fakes.LiarInBackward", "wrong_kernel"),
-        ("fakes.ForwardOnly", "error"),
-    ],
+    [("fakes.ZeroGradients", "inaccurate"), ("fakes.LiarInBackward", "wrong_kernel"), ("fakes.ForwardOnly", "error")],
 )
 def test_a_wrong_half_is_a_wrong_step(machine, backend, status):  # noqa: F811
     record = measure(make_request(backend, **STEP), machine)

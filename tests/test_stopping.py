@@ -23,12 +23,7 @@ def test_long_calls_need_as_many_rounds_as_take_a_tenth_of_a_second_but_five(cal
 
 @pytest.mark.parametrize(
     ("rounds", "spent_s", "half", "reason"),
-    [
-        (39, 1.4, 0.01, ""),
-        (40, 0.0, 0.01, "max_rounds"),
-        (39, 1.5, 0.02, "budget"),
-        (39, 1.5, 0.021, ""),
-    ],
+    [(39, 1.4, 0.01, ""), (40, 0.0, 0.01, "max_rounds"), (39, 1.5, 0.02, "budget"), (39, 1.5, 0.021, "")],
 )
 def test_a_rival_that_is_not_precise_goes_on_until_rounds_or_time_are_over(rounds, spent_s, half, reason):
     assert RULE.over(rounds, spent_s, half) == reason

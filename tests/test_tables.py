@@ -21,8 +21,7 @@ heads = st.lists(names_of_columns, min_size=1, max_size=6, unique=True)
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.0, "0"), (0.000123456, "0.000123"), (0.02495, "0.02495"), (9.632, "9.632"), (1234.5, "1234")],
+    ("value", "text"), [(0.0, "0"), (0.000123456, "0.000123"), (0.02495, "0.02495"), (9.632, "9.632"), (1234.5, "1234")]
 )
 def test_figures_have_four_digits_and_no_exponent(value, text):
     assert figures(value) == text

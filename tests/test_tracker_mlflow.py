@@ -271,10 +271,7 @@ def test_of_a_run_that_cannot_be_stored_wholly_there_is_nothing(ready: Path) -> 
     ("given", "look"),
     [
         ({}, "with: attn-exp ui"),
-        (
-            {"mlflow_experiment": "mine"},
-            "with: attn-exp ui mlflow_experiment=mine",
-        ),
+        ({"mlflow_experiment": "mine"}, "with: attn-exp ui mlflow_experiment=mine"),
         ({"uri": "sqlite:////there/x.db"}, "with: attn-exp ui uri=sqlite:////there/x.db"),
         ({"uri": "http://me:secret@host:5000/"}, "at http://host:5000/"),
     ],

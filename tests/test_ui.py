@@ -62,10 +62,7 @@ def test_a_port_in_use_names_a_free_one(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("flags", "wanted"),
     [
-        (
-            ["frist"],
-            "there is no sweep 'frist' in that store: did you mean 'first'? the sweeps are first",
-        ),
+        (["frist"], "there is no sweep 'frist' in that store: did you mean 'first'? the sweeps are first"),
         (["first", "mlflow_experiment=other"], "there is no experiment 'other' in that store: "),
     ],
 )

@@ -41,11 +41,7 @@ class RankingKeys(Keys, total=False):
 
 
 def load(
-    name: str | Path,
-    *,
-    folder: str | Path = "multirun",
-    uri: str | None = None,
-    mlflow_experiment: str = "attn_exp",
+    name: str | Path, *, folder: str | Path = "multirun", uri: str | None = None, mlflow_experiment: str = "attn_exp"
 ) -> Sweep:
     """Load the results of one sweep from its folder or from an MLflow store.
 

@@ -11,7 +11,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from attn_exp.config.compose import compose_config, resolved_config
-from attn_exp.config.overrides import hydra_aside, override_key
+from attn_exp.config.overrides import hydra_aside
 from attn_exp.config.request import request_from_config
 from attn_exp.core.case.case import DTYPE_BYTES, E4M3, GIVEN, INT8, TYPED_DTYPES, Case
 from attn_exp.core.errors import UserError, check_name, first_line
@@ -241,13 +241,12 @@ def _request(
 ) -> Request:
     """Return the request of a job with how to measure from the configuration, and all else from what was given."""
     device = tensors[0].device.type
-    overrides = overrides_of(choices)
-    for override in overrides:
-        key = override_key(override)
+    for key in choices:
         if key.partition(".")[0] not in CHOICES:
             known = ", ".join(CHOICES)
-            said = "the tensors say the case, reference= what is right"
-            raise UserError(f"{key} is not how to measure: {said}, and the choices are {known}")
+            said = "if the function computes with it, give reference=, a function that does so rightly"
+            raise UserError(f"{key} is none of the choices {known}: {said}")
+    overrides = overrides_of(choices)
     typed = [*overrides, f"passes=[{','.join(passes)}]", f"device={device}", f"sweep={sweep}"]
     with hydra_aside():
         config = resolved_config(compose_config(typed, sweep), typed)

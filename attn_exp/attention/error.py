@@ -11,16 +11,7 @@ from typing import Any
 
 import torch
 
-from attn_exp.attention.error_parts import (
-    TILE,
-    UNIT,
-    Rows,
-    Tolerance,
-    Unit,
-    of_rows,
-    of_tiles,
-    place_of_row,
-)
+from attn_exp.attention.error_parts import TILE, UNIT, Rows, Tolerance, Unit, of_rows, of_tiles, place_of_row
 from attn_exp.attention.sampling import Places
 from attn_exp.core.record.checked import TensorError
 from attn_exp.core.text import apart

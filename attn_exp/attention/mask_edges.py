@@ -45,11 +45,7 @@ class _Moves:
 
 @torch.no_grad()
 def edge_error(
-    case: Case,
-    inputs: Inputs,
-    out_bhsd: torch.Tensor,
-    scale: float = 1.0,
-    dq_bhsd: torch.Tensor | None = None,
+    case: Case, inputs: Inputs, out_bhsd: torch.Tensor, scale: float = 1.0, dq_bhsd: torch.Tensor | None = None
 ) -> str | None:
     """Return what is wrong at the boundary of the mask, or with the scores' scale, as a sentence, or None.
 

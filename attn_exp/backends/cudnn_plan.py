@@ -160,11 +160,7 @@ def _declared(cudnn: ModuleType, nodes: Sequence[Any], outputs: Sequence[Operand
 
 def _precision(cudnn: ModuleType, outputs: Sequence[Operand]) -> dict[str, Any]:
     single = cudnn.data_type.FLOAT
-    return {
-        "io_data_type": _dtype(cudnn, outputs[0]),
-        "intermediate_data_type": single,
-        "compute_data_type": single,
-    }
+    return {"io_data_type": _dtype(cudnn, outputs[0]), "intermediate_data_type": single, "compute_data_type": single}
 
 
 def _dtype(cudnn: ModuleType, operand: Operand) -> Any:

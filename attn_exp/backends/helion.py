@@ -22,19 +22,11 @@ class Helion(DeclarativeBackend):
     """
 
     supports = Supports(
-        window=True,
-        softcap=True,
-        largest_head_dim=256,
-        head_dim_multiple=16,
-        value_dims="any",
-        capability=(8, 0),
+        window=True, softcap=True, largest_head_dim=256, head_dim_multiple=16, value_dims="any", capability=(8, 0)
     )
     generates_triton = True
     package = Package("helion", "helion", 'pip install "helion>=1.0,<1.1"')
-    claims = {
-        ("cuda", "forward"): r"_helion_attention_forward",
-        ("cuda", "backward"): r"_helion_attention_(dk_dv|dq)",
-    }
+    claims = {("cuda", "forward"): r"_helion_attention_forward", ("cuda", "backward"): r"_helion_attention_(dk_dv|dq)"}
 
     def __init__(self, name: str, autotune: str = "none") -> None:
         super().__init__(name)

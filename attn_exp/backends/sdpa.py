@@ -194,10 +194,7 @@ class Efficient(Forced):
 
     supports = replace(Sdpa.supports, devices=("cuda",))
     choice = SDPBackend.EFFICIENT_ATTENTION
-    claims = {
-        ("cuda", "forward"): r"fmha_cutlassF",
-        ("cuda", "backward"): r"fmha_cutlassB",
-    }
+    claims = {("cuda", "forward"): r"fmha_cutlassF", ("cuda", "backward"): r"fmha_cutlassB"}
 
     def _refusal(self, case: Case, device: str) -> str | None:
         return _ask(can_use_efficient_attention, SDPBackend.EFFICIENT_ATTENTION, case)

@@ -52,12 +52,7 @@ class XformersCutlass(DeclarativeBackend):
         bias = None
         if not case.dense:
             bias = attention_bias(
-                fmha,
-                case.lengths or (),
-                inputs.q_bhsd.device,
-                causal=case.causal,
-                window=case.window,
-                align=case.align,
+                fmha, case.lengths or (), inputs.q_bhsd.device, causal=case.causal, window=case.window, align=case.align
             )
         forced = (fmha.cutlass.FwOp, fmha.cutlass.BwOp)
         return bshd_calls(partial(fmha.memory_efficient_attention, attn_bias=bias, op=forced), inputs)

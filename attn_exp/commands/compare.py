@@ -7,15 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_exp.commands.options import (
-    FOLDER,
-    MLFLOW_EXPERIMENT,
-    URI,
-    Arguments,
-    Command,
-    Option,
-    Positional,
-)
+from attn_exp.commands.options import FOLDER, MLFLOW_EXPERIMENT, URI, Arguments, Command, Option, Positional
 from attn_exp.compare import MARGIN, SHOWN, UNDECIDED
 from attn_exp.core.errors import UserError
 from attn_exp.core.live_line import LiveLine

@@ -29,10 +29,7 @@ def run(given: Arguments) -> int:
     line = LiveLine()
     line.show("starting")
     process = subprocess.Popen(
-        [sys.executable, "-m", "attn_exp.doctor.run_checks", device],
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-m", "attn_exp.doctor.run_checks", device], env=environment, stdout=subprocess.PIPE, text=True
     )
     try:
         assert process.stdout is not None

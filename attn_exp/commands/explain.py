@@ -40,10 +40,7 @@ COMMAND = Command(
         most=1,
         example="attn-exp explain SWEEP/JOB",
     ),
-    options=(
-        URI,
-        FOLDER,
-    ),
+    options=(URI, FOLDER),
     exits=("0 the page was printed", "2 invalid command line"),
     run=run,
 )

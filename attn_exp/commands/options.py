@@ -145,10 +145,7 @@ class Command:
         if not all(split):
             raise UserError(f"'{','.join(words)}' has an empty name between its commas: leave it out")
         return Arguments(
-            words=tuple(split),
-            values=values,
-            overrides=tuple(overrides),
-            command=(*words, *overrides, *written),
+            words=tuple(split), values=values, overrides=tuple(overrides), command=(*words, *overrides, *written)
         )
 
     def _check_words(self, words: Sequence[str]) -> None:

@@ -231,7 +231,7 @@ def _opened(pair: Pair, metric: ChosenMetric, runs: Sequence[Cell]) -> Change | 
     old, new = pair
     if old is None or new is None or old.value is None or new.value is None:
         return Change(old, new, _without_two_values(old, new))
-    logs, apart = [math.log(run.value) for run in runs if run.value and run.value > 0], 0.0
+    logs, apart = [math.log(run.value) for run in runs if run.value and run.value > 0 and run.compared], 0.0
     if old.value and len(logs) > 1:
         mean = statistics.fmean(logs)
         # A new value may be as far from the nearest old one as the old ones are from each other.

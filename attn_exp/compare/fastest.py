@@ -20,9 +20,8 @@ from attn_exp.results.duel_command import Duel
 _LONGEST, _NAMED = 120, 3
 # The timer `event` agrees with a plain loop within this share.
 _EVENT_SPREAD = 0.05
-# Timers that see nothing but the device: names of one kernel should not differ by them. What differs by more than this
-# does something else besides.
-_DEVICE_TIMERS, _MOST_DOUBT = ("device", "kernel", "graph"), 0.25
+# Timers that see nothing but the device: names of one kernel should not differ by them.
+_DEVICE_TIMERS = ("device", "kernel", "graph")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,20 +141,24 @@ class Answer:
     def _fastest(self) -> str:
         first, *others = _by_winners(self.won)
         by_time, count = self.metric.kind.follows_clock, self.ties if first.tied else len(first.rows)
-        one_rival = not others and all(row.lead is None for row in first.rows) and not first.tied
+        alone = not others and not first.tied and all(row.lead is None for row in first.rows)
+        one_rival = alone and len(first.every) > 1
         verdict = "are too close to call" if first.tied else "is fastest" if by_time else "is best"
         said = f"{and_text(sorted(first.every))} do not differ" if one_rival else f"{first} {verdict}"
         said += "" if by_time else f" by {self.metric}"
         if self._rows > 1:
             all_rows = "both rows" if self._rows == 2 else f"all {self._rows} rows"
             said += f" in {all_rows if count == self._rows else f'{count} of {self._rows} rows'}"
-        if self.lead is not None:
-            lead = str(self.lead) if by_time else str(self.lead).replace(" as fast as ", " as good as ")
-            lead = f"; {first.leader} is {lead}" if first.tied else f", {lead}"
-            said += lead if len(said) + len(lead) <= _LONGEST else ""
         parts = [f"{one} in {len(one.rows)}" for one in others if not one.tied][:_NAMED]
         parts += [f"too close to call in {self.ties}"] if self.ties and not first.tied else []
         parts += [f"not measured well enough in {self.unmeasured}"] if self.unmeasured else []
+        if self.lead is not None:
+            lead = str(self.lead) if by_time else str(self.lead).replace(" as fast as ", " as good as ")
+            lead = f"; {first.leader} is {lead}" if first.tied else f", {lead}"
+            # Names and counts come before the interval.
+            room = _LONGEST - len(said) - sum(len(part) + 2 for part in parts)
+            lead = lead if len(lead) <= room else lead.replace(f" {self.lead.interval}", "")
+            said += lead if len(said) + len(lead) <= _LONGEST else ""
         for part in parts:
             said += f"; {part}" if len(said) + len(part) + 2 <= _LONGEST else ""
         return said
@@ -163,7 +166,9 @@ class Answer:
     def _eager_line(self) -> list[str]:
         if not self.eager:
             return []
-        each = [f"{label} is faster in {count}" for label, count in sorted(self.eager.items(), key=lambda one: -one[1])]
+        each = [
+            f"{label} is fastest in {count}" for label, count in sorted(self.eager.items(), key=lambda one: -one[1])
+        ]
         return [f"In eager PyTorch, where Python launches each call, {and_text(each)} of {self.eager_rows} rows."]
 
 
@@ -184,6 +189,8 @@ def _over(
     row: Ranking, other: Ranking, group: Sequence[Ranking], metric: ChosenMetric, spreads: Spreads
 ) -> Ratio | None:
     """Return how many times better a row's rival is than another one; what a duel decided counts."""
+    if not (row.cell.compared and other.cell.compared):
+        return None
     if (duel := row.duels.get(other.label)) is not None:
         return Ratio(duel.value, duel.low, duel.high, 0.0, 0.0)
     one, two = ([each.cell for each in group if each.label in (of.label, *of.same)] for of in (row, other))
@@ -191,11 +198,7 @@ def _over(
 
 
 def answer_of(
-    rows: Sequence[Ranking],
-    metric: ChosenMetric,
-    spreads: Spreads,
-    ties: Sequence[Duel] = (),
-    settle_all: str = "",
+    rows: Sequence[Ranking], metric: ChosenMetric, spreads: Spreads, ties: Sequence[Duel] = (), settle_all: str = ""
 ) -> Answer:
     """Return who is fastest in each case and pass of ranked rows.
 
@@ -210,7 +213,7 @@ def answer_of(
         won=won,
         lead=_lead(won, metric, spreads) if won else None,
         unmeasured=len(several) - len(won),
-        noise=_noise([row for group in several for row in group if row.cell.value is not None]),
+        noise=_noise(several, len(several) - len(won)),
         doubt=_doubt(several, metric, spreads),
         eager=eager,
         eager_rows=eager_rows,
@@ -219,16 +222,16 @@ def answer_of(
     )
 
 
-def _noise(rows: Sequence[Ranking]) -> str:
-    """Return why rows were not measured well enough, if more than half of them were not."""
-    noisy = [row.cell.result for row in rows if not row.cell.compared]
-    if 2 * len(noisy) <= len(rows):
+def _noise(groups: Sequence[Sequence[Ranking]], unmeasured: int) -> str:
+    """Return why rows have no winner, if more than half of them have none."""
+    noisy = [row.cell.result for group in groups for row in group if row.cell.value and not row.cell.compared]
+    if 2 * unmeasured <= len(groups) or not noisy:
         return ""
     busiest = max(noisy, key=lambda result: result.others)
     processors = count_of(str(busiest.environment.get("cpu_affinity")))
     why = f"other programs used {busiest.others:.1f} of {processors} processors"
-    why = why if busiest.others >= 0.1 else "their intervals are wider than +-25 %"
-    return f"not measured well enough in {len(noisy)} of {len(rows)} rows: {why}"
+    why = why if busiest.others >= 0.1 else "intervals are wider than +-25 %"
+    return f"not measured well enough in {unmeasured} of {len(groups)} rows: {why}"
 
 
 def _doubt(groups: Iterable[Sequence[Ranking]], metric: ChosenMetric, spreads: Spreads) -> str:
@@ -243,8 +246,8 @@ def _doubt(groups: Iterable[Sequence[Ranking]], metric: ChosenMetric, spreads: S
                 if other.label not in row.kernel or other.label in row.same or other.label <= row.label:
                     continue
                 over = ratio([row.cell], [other.cell], metric, spreads) if other.cell.compared else None
-                if over is not None and (apart := math.expm1(abs(math.log(over.value)))) <= _MOST_DOUBT:
-                    found.append((apart, row.label, other.label))
+                if over is not None:
+                    found.append((math.expm1(abs(math.log(over.value))), row.label, other.label))
     if not found:
         return ""
     apart, one, other_name = max(found)

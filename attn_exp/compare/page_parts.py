@@ -136,8 +136,7 @@ def case_part(cells: Sequence[Cell]) -> tuple[Column, ...]:
     ]
     # Among the sizes, as tables have the others.
     columns.insert(
-        _AFTER_LENGTHS,
-        Column("seq_len", "seq_len" if square else "", joined=lambda values: str(values["q_len"])),
+        _AFTER_LENGTHS, Column("seq_len", "seq_len" if square else "", joined=lambda values: str(values["q_len"]))
     )
     return (
         *columns,
@@ -177,11 +176,7 @@ def _own_values(cell: Cell) -> tuple[Any, ...]:
 def value_columns(metric: ChosenMetric) -> tuple[Column, ...]:
     """Return the columns of a cell's value; a time is followed by its rate."""
     rate = (Column("tflops", "TFLOPS", "figure", spare=3),) if metric.name == "time_us" else ()
-    return (
-        Column(metric.name, metric.kind.head, "figure"),
-        Column("half_width", "+-%", "half", spare=5),
-        *rate,
-    )
+    return (Column(metric.name, metric.kind.head, "figure"), Column("half_width", "+-%", "half", spare=5), *rate)
 
 
 def cell_values(cell: Cell, metric: ChosenMetric) -> tuple[Any, ...]:

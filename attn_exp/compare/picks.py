@@ -160,9 +160,9 @@ def _sum(result: Result, halves: Sequence[Cell]) -> Cell:
 
 
 def _bucket(mode: Mode, group: Sequence[Ranking], metric: ChosenMetric, spreads: Spreads) -> Bucket | None:
-    """Return the bucket of the rows of one case; None if none has a time. A tie goes to the least upper bound."""
+    """Return the bucket of the rows of one case, a tie for the least upper bound; None without a sound answer."""
     valued = [row for row in group if row.cell.compared]
-    if not valued:
+    if not valued or any(row.may_win for row in group):
         return None
     found = winners_of(group, metric, spreads)
     won = found[0].rows if found else tuple(valued)

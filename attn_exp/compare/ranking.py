@@ -22,10 +22,11 @@ class Ranking:
     """One cell among the backends of its case and pass.
 
     `gain` is how many times better it is than the baseline, or without a baseline than the best. It is None if the cell
-    or the baseline has no value. `best` marks the best and all that are too close to it
+    or the baseline has no value that was measured well enough. `best` marks the best and all that are too close to it
     to call. `kernel` are the labels of the backends that ran the same kernels as often, and `same` those of them whose
     intervals agree with it: they are one rival, which ranks by its mean, `place`. `duels` has what duels decided about
-    the row and others that are or were among the best, by label.
+    the row and others that are or were among the best, by label. `may_win` marks a row that may be better than the
+    best, but was not measured well enough to be compared.
     """
 
     cell: Cell
@@ -33,6 +34,7 @@ class Ranking:
     gain: Ratio | None
     best: bool
     place: float
+    may_win: bool = False
     same: tuple[str, ...] = ()
     kernel: tuple[str, ...] = ()
     duels: Mapping[str, Settled] = field(default_factory=dict)
@@ -71,11 +73,9 @@ def ranked(
     """
     rivals = _rivals([cell for cell in group if cell.compared], metric, spreads)
     of_cell = {id(cell): rival for rival in rivals for cell in rival}
-    of_cell |= {id(cell): [cell] for cell in group if cell.value is not None and not cell.compared}
-    first = next(
-        (cell for cell in group if baseline and id(cell) in of_cell and is_label(cell.result.label, baseline)), None
-    )
-    base = of_cell[id(first)] if first is not None else rivals[0] if rivals and not baseline else []
+    base = rivals[0] if rivals else []
+    if baseline:
+        base = next((rival for rival in rivals if any(is_label(one.result.label, baseline) for one in rival)), [])
     close = _among_the_best(rivals, metric, spreads)
     best = {id(cell) for rival in settlements.left(close) for cell in rival}
     rows = []
@@ -88,7 +88,8 @@ def ranked(
                 index,
                 Ratio(1.0, 1.0, 1.0, 0.0, 1.0) if rival is base and rival else ratio(rival, base, metric, spreads),
                 id(cell) in best,
-                _place(rival, metric) if cell.compared else math.inf,
+                _place(rival, metric) if rival else math.inf,
+                bool(rivals) and _may_win(cell, rivals[0], metric),
                 tuple(other.result.label for other in others if any(other is one for one in rival)),
                 tuple(one.result.label for one in others if same_kernel(cell.result, one.result, cell.direction)),
                 _of_duels(cell, [one for each in close for one in each], settlements),
@@ -114,6 +115,14 @@ def _rivals(cells: Sequence[Cell], metric: ChosenMetric, spreads: Spreads) -> li
         else:
             rival.append(cell)
     return sorted(rivals, key=lambda rival: _place(rival, metric))
+
+
+def _may_win(cell: Cell, best: Sequence[Cell], metric: ChosenMetric) -> bool:
+    if cell.value is None or cell.compared:
+        return False
+    better = math.exp(cell.half or 0.0)
+    value = cell.value * (better if metric.kind.higher_is_better else 1 / better)
+    return (-value if metric.kind.higher_is_better else value) < _place(best, metric)
 
 
 def _place(rival: Sequence[Cell], metric: ChosenMetric) -> float:
@@ -142,9 +151,10 @@ def _of_duels(cell: Cell, contenders: Sequence[Cell], settlements: Settlements) 
 def winners(group: Sequence[Ranking]) -> list[Ranking]:
     """Return the best row of a case and pass and those that are too close to it to call, the best one first.
 
-    This is what every table, page and command means by the fastest; empty where fewer than two backends have a value.
+    This is what every table, page and command means by the fastest; empty where fewer than two backends have a value,
+    and where one that was not measured well enough may be the fastest.
     """
-    if len({row.label for row in group if row.cell.compared}) < 2:
+    if len({row.label for row in group if row.cell.value is not None}) < 2 or any(row.may_win for row in group):
         return []
     return sorted((row for row in group if row.best), key=lambda row: (row.place, len(row.label), row.label))
 

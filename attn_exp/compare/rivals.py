@@ -13,15 +13,7 @@ from attn_exp.compare.comparison import Comparison, SweepSummary, summarize_swee
 from attn_exp.compare.fastest import Answer, answer_of
 from attn_exp.compare.join import WAYS, comparable_groups, latest
 from attn_exp.compare.page_parts import case_part, case_values, cell_values, value_columns
-from attn_exp.compare.ranking import (
-    Ranking,
-    by_group,
-    is_label,
-    is_tie,
-    open_pair,
-    ranked,
-    winners,
-)
+from attn_exp.compare.ranking import Ranking, by_group, is_label, is_tie, open_pair, ranked, winners
 from attn_exp.compare.ratio import TURNS_FLOOR, Spreads, gain, geometric_mean
 from attn_exp.compare.settled import Settlements
 from attn_exp.core.case.case import PASSES

@@ -8,7 +8,7 @@ parser and calls its `Hydra` object, as `hydra._internal.utils._run_hydra` of Hy
 import argparse
 import re
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import NoReturn
 
@@ -70,7 +70,8 @@ def _check(given: argparse.Namespace) -> None:
     bare = [text for text in given.overrides if re.fullmatch(r"[\w.-]+", text)]
     typed = next((text for text, after in pairwise(given.overrides) if "=" in text and after in bare), None)
     if typed is not None:
-        several = ",".join([typed, *bare])
+        after = given.overrides[given.overrides.index(typed) + 1 :]
+        several = ",".join([typed, *takewhile(bare.__contains__, after)])
         raise UserError(f"several values have commas between them and no spaces: python -m attn_exp -m {several}")
     for text in given.overrides:
         if text.lstrip("+~").startswith("="):

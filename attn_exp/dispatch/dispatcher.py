@@ -34,12 +34,7 @@ _get_flash: Callable[[], bool] = torch.backends.cuda.flash_sdp_enabled
 _set_flash: Callable[[bool], None] = torch.backends.cuda.enable_flash_sdp
 _get_order, _set_order = torch._C._get_sdp_priority_order, torch._C._set_sdp_priority_order
 # Backends after a pick that refuses: nothing is as slow as the unfused formula, and it is last.
-_FALLBACKS = (
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.CUDNN_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.MATH,
-)
+_FALLBACKS = (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
 # How Dynamo is told that the choice is SDPA's own, or an order of its backends.
 _DEFAULT, _ORDER = "default", "order"
 # Shapes of which the choice is kept; then all are forgotten, so that endless new lengths fill no memory.

@@ -14,16 +14,7 @@ import torch
 from attn_exp.core.host.hardware import datasheet_peak
 from attn_exp.core.record.flags import timing_flags
 from attn_exp.core.stats.paired import PairedComparison, compare_pair, margin_from_aa
-from attn_exp.doctor.bench import (
-    MEASURING,
-    SEVEN,
-    Bench,
-    Finding,
-    attention,
-    flash_request,
-    median_us,
-    side_by_side,
-)
+from attn_exp.doctor.bench import MEASURING, SEVEN, Bench, Finding, attention, flash_request, median_us, side_by_side
 from attn_exp.timers import make_timer
 from attn_exp.timers.call import Call
 from attn_exp.timers.gpu import SLEEP_CYCLES_PER_US

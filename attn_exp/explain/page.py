@@ -174,11 +174,7 @@ def _head(job: Result, record: Record) -> list[str]:
         f"regime {job.measuring.regime}" if job.measuring.regime != "sustained" else "",
         f"{when}, {duration(max(0.0, record.finished_at - record.started_at))}",
     ]
-    return [
-        f"{record.label}: {request.case.label()}",
-        ", ".join(filter(None, known)),
-        str(user_path(job.path.parent)),
-    ]
+    return [f"{record.label}: {request.case.label()}", ", ".join(filter(None, known)), str(user_path(job.path.parent))]
 
 
 def _timed(record: Record, direction: str) -> str:

@@ -36,6 +36,11 @@ def against_fastest(job: Result, results: Iterable[Result], direction: str) -> l
     rows = ranked(cells_of(several, metric), 0, metric, spreads, None, Settlements())
     rows.sort(key=lambda row: row.place)
     me = next(row for row in rows if row.cell.result is own)
+    if not me.cell.compared or any(row.may_win for row in rows):
+        return [f"{direction}: not measured well enough to be compared"]
+    rows = [row for row in rows if row.cell.compared]
+    if len(rows) < 2:
+        return []
     at, other = 1 + rows.index(me), rows[0] if rows[0] is not me else rows[1]
     slow, fast = (me, other) if at > 1 else (other, me)
     times = slow.cell.result.metrics[f"{direction}/time_us"] / fast.cell.result.metrics[f"{direction}/time_us"]
@@ -45,6 +50,8 @@ def against_fastest(job: Result, results: Iterable[Result], direction: str) -> l
         place = f"{at} of {len(rows)}; {said} is the fastest, and this"
     else:
         place = f"the fastest of {len(rows)}; next is {said}, which"
+    if other.label in me.same:
+        return [f"{direction}: as fast as {said}", *_kernels(me, other, direction)]
     sentence = f"{direction}: {place} takes {times:.3g} times as long{tie}"
     return [sentence, *_kernels(me, other, direction)]
 

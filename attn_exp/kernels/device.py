@@ -72,16 +72,7 @@ def load_keys(
 
 @triton.jit
 def store_tile(
-    tile,
-    target,
-    strides,
-    batch,
-    head,
-    row,
-    length,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DIM: tl.constexpr,
+    tile, target, strides, batch, head, row, length, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DIM: tl.constexpr
 ):
     """Store a tile in the target's dtype; the reverse of `load_tile`."""
     first = tl.cast(batch, tl.int64) * strides[0] + tl.cast(head, tl.int64) * strides[1]

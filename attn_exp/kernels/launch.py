@@ -289,10 +289,7 @@ def _common(
 
 
 def _run(
-    kernel: Any,
-    config: triton.Config | None,
-    grid: Callable[[dict[str, Any]], tuple[int]],
-    **arguments: Any,
+    kernel: Any, config: triton.Config | None, grid: Callable[[dict[str, Any]], tuple[int]], **arguments: Any
 ) -> None:
     if config is None:
         q = arguments["q"].base if arguments["TMA"] else arguments["q"]

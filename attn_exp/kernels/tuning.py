@@ -31,12 +31,7 @@ def fit_blocks(arguments: dict[str, Any]) -> None:
 
 
 def make_config(
-    kernel: Any,
-    block_m: int,
-    block_n: int,
-    warps: int,
-    stages: int,
-    overlap: bool = False,
+    kernel: Any, block_m: int, block_n: int, warps: int, stages: int, overlap: bool = False
 ) -> triton.Config:
     """Return one configuration: queries and keys of a block, warps, and stages of the load pipeline.
 

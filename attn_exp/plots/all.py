@@ -85,11 +85,7 @@ def results_of(comparison: Comparison) -> "list[Result]":
 
 
 def write_charts(
-    comparison: Comparison,
-    folder: Path,
-    *,
-    limit_s: float = math.inf,
-    left_out: Callable[[], None] = lambda: None,
+    comparison: Comparison, folder: Path, *, limit_s: float = math.inf, left_out: Callable[[], None] = lambda: None
 ) -> list[Path]:
     """Write all charts as SVG and PNG and return their paths. After `limit_s` seconds no further one is started.
 

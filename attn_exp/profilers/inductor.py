@@ -29,11 +29,7 @@ _CODE, _BANDWIDTH = "output_code.py", "bandwidth.txt"
 _TABLE, _BANDWIDTH_LOG = "kernels.csv", "bandwidth.log"
 # Inductor's files of a graph, and our names: ATen as AOTAutograd made it, the same after Inductor's passes, and the
 # code of the compiled graph.
-_GRAPHS = {
-    "fx_graph_readable.py": "aten.py",
-    "fx_graph_transformed.py": "compiled.py",
-    "output_code.py": "code.py",
-}
+_GRAPHS = {"fx_graph_readable.py": "aten.py", "fx_graph_transformed.py": "compiled.py", "output_code.py": "code.py"}
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,7 @@ COLUMNS = (
     *("num_store", "num_for_loop", "num_atomic_add", "num_args", "xnumel", "ynumel", "rnumel", "kernel_args_num_gb"),
     IN_PLACE,
 )
-_COUNTED = {
-    "num_load": "tl.load",
-    "num_store": "tl.store",
-    "num_for_loop": "for ",
-    "num_atomic_add": "tl.atomic_add",
-}
+_COUNTED = {"num_load": "tl.load", "num_store": "tl.store", "num_for_loop": "for ", "num_atomic_add": "tl.atomic_add"}
 _ENDINGS = {"triton": "py", "cpp": "cpp"}
 _LONGEST_NAME = 150
 # Functions of the generated file that a call does not run.

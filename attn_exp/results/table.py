@@ -17,19 +17,7 @@ from attn_exp.core.record.bitwise import yes_or_no
 from attn_exp.core.record.flags import flag_marks, flag_notes
 from attn_exp.core.record.metrics import METRICS, metric_named
 from attn_exp.core.source import commit
-from attn_exp.core.text import (
-    SHORT,
-    WIDTH,
-    figures,
-    filled,
-    fitted,
-    flat,
-    grid,
-    half_text,
-    markdown_text,
-    plain,
-    word,
-)
+from attn_exp.core.text import SHORT, WIDTH, figures, filled, fitted, flat, grid, half_text, markdown_text, plain, word
 from attn_exp.results.cell import passes_shown
 from attn_exp.results.result import Result, named
 

@@ -58,10 +58,7 @@ def ranked_rivals(sweep: Sweep, say: Callable[[str], None], show: str = "auto") 
 
 
 def plots_and_curves(
-    sweep: Sweep,
-    rivals: "Rivals | None",
-    say: Callable[[str], None],
-    note: Callable[[str], None] = lambda text: None,
+    sweep: Sweep, rivals: "Rivals | None", say: Callable[[str], None], note: Callable[[str], None] = lambda text: None
 ) -> tuple[list[Path], Sequence[Curve]]:
     """Draw the plots of ranked backends into their sweep's folder and return them with its curves.
 

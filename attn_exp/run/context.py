@@ -65,12 +65,7 @@ class SweepContext:
         return self._lease.gpu.uuid if self._lease else None
 
     def start(
-        self,
-        device: str,
-        gpus: Sequence[GpuInfo],
-        *,
-        worker: Worker | None = None,
-        run_folder: RunFolder | None = None,
+        self, device: str, gpus: Sequence[GpuInfo], *, worker: Worker | None = None, run_folder: RunFolder | None = None
     ) -> Worker | InProcess:
         """Lease a GPU if jobs run on one, and return the configured isolation.
 

@@ -375,7 +375,7 @@ class Session:
 
     def _shown(self, results: Sequence[Result], rivals: "Rivals | None", width: int) -> str:
         """Return the results in the chosen format: of several backends who is fastest, else a line for each job."""
-        if self._form == "table" and rivals is not None and rivals.answer.won and not self._columns:
+        if self._form == "table" and rivals is not None and rivals.answer.headline() and not self._columns:
             from attn_exp.compare.pages import end_page
             from attn_exp.core.sheet.render import table
 

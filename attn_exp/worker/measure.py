@@ -375,11 +375,7 @@ class _Case:
             flags |= window_flags(window, machine.environment.get("max_sm_clock_mhz")) | duty_flags(timing)
             flags |= {"timers_disagree"} if apart else set()
             attempt.passes[direction] = replace(
-                measured,
-                timings=tuple(timings),
-                disagreements=apart,
-                flags=tuple(sorted(flags)),
-                window=window,
+                measured, timings=tuple(timings), disagreements=apart, flags=tuple(sorted(flags)), window=window
             )
             attempt.flags |= flags | telemetry_flags(attempt.telemetry, machine.environment.get("max_sm_clock_mhz"))
             check_limits(attempt, machine, direction, datasheet_peak(machine.environment.get("gpu", "")))

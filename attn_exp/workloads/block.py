@@ -200,7 +200,6 @@ def _tolerances(case: Case, inputs: BlockInputs, *, with_gradients: bool) -> dic
     exact = outcome(on_part.to(torch.float64), reference_attention(part))
     bounds_by_name = {name: bounds(case, rounded[name], single[name], exact[name]) for name in exact}
     widest = Tolerance(
-        max(one.relative for one in bounds_by_name.values()),
-        max(one.worst_row for one in bounds_by_name.values()),
+        max(one.relative for one in bounds_by_name.values()), max(one.worst_row for one in bounds_by_name.values())
     )
     return {name: widest if exact[name].ndim == 1 else bounds_by_name[name] for name in exact}

@@ -58,10 +58,7 @@ def outcome(entry: Entry, machine: Machine) -> tuple[Record, Record | None]:
     machine.ceilings = _ceilings(product)
     try:
         # What is said to be this machine's product stays it when it is measured again.
-        with (
-            short(),
-            mock.patch("attn_exp.worker.limits.fastest_product", return_value=product),
-        ):
+        with short(), mock.patch("attn_exp.worker.limits.fastest_product", return_value=product):
             if not entry.rival:
                 return measure(request_of(entry), machine), None
             good = {"_target_": "cheats.ways.Plain", "name": "plain"}

@@ -45,12 +45,7 @@ def quote_secrets() -> None:
     raise RuntimeError(f"{ACCENT}: cannot log in with {text} at https://drill:{os.environ[next(iter(SECRETS))]}@host/")
 
 
-_FAULTS = {
-    "segmentation fault": Segfaults,
-    "exit in a library": Exits,
-    "hang": Hangs,
-    "out of memory": ExhaustsMemory,
-}
+_FAULTS = {"segmentation fault": Segfaults, "exit in a library": Exits, "hang": Hangs, "out of memory": ExhaustsMemory}
 _OTHERS = {
     "end between two jobs": end_later,
     "bytes that are no text for the parent": write_bytes,

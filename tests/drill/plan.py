@@ -30,11 +30,7 @@ SHARES = {
     "a log of two gigabytes": 0.02,
 }
 # What a small drill has of `HARMLESS`: the worker stays alive.
-SMALL = (
-    "bytes that are no text for the parent",
-    "a daemon of its own",
-    "a log of two gigabytes",
-)
+SMALL = ("bytes that are no text for the parent", "a daemon of its own", "a log of two gigabytes")
 HARMLESS = ("end between two jobs", *SMALL)
 
 

@@ -88,10 +88,7 @@ class Energy:
 
 
 def energy_of(
-    stretches: Sequence[Span],
-    readings: Sequence[Reading],
-    inside: Sequence[Reading],
-    limit_w: float | None,
+    stretches: Sequence[Span], readings: Sequence[Reading], inside: Sequence[Reading], limit_w: float | None
 ) -> Energy:
     """Return the energy of some stretches of load by the counter, or if that does not say by sampled power.
 

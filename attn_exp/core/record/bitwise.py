@@ -4,11 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 # The changes between compared results, in the order in which they are measured and reported.
-WAYS = {
-    "calls": "over calls",
-    "positions": "over positions in the batch",
-    "batch_sizes": "over batch sizes",
-}
+WAYS = {"calls": "over calls", "positions": "over positions in the batch", "batch_sizes": "over batch sizes"}
 # Calls of each pass on the same inputs, and the seconds after which no further result of a job is compared.
 CALLS, BUDGET_S = 100, 120.0
 # The ways that make a backend batch-invariant.

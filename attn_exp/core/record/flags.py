@@ -59,10 +59,7 @@ FLAGS = {
     "busy_host": ("b", "other programs used the processors while they were measured"),
     "timers_disagree": ("d", "two timers of a pass differ by more than their intervals and what they time differently"),
     "profiler_lossy": ("", "the profiler lost kernel records: the kernels are known, but not which call ran which"),
-    "outside_memory": (
-        "",
-        "more than 256 MiB, and a tenth of the peak, were taken outside of PyTorch's allocator",
-    ),
+    "outside_memory": ("", "more than 256 MiB, and a tenth of the peak, were taken outside of PyTorch's allocator"),
     "no_graph": ("", "the call cannot be captured into a CUDA graph"),
 }
 

@@ -70,12 +70,7 @@ STATUSES: dict[Status, StatusInfo] = {
     "inaccurate": StatusInfo(
         "output or gradients are too far from the float32 reference",
         final=True,
-        set_by=(
-            "worker/prepare.py",
-            "worker/check/form.py",
-            "worker/check/check.py",
-            "worker/check/values.py",
-        ),
+        set_by=("worker/prepare.py", "worker/check/form.py", "worker/check/check.py", "worker/check/values.py"),
         why="the first call, or a call after the timing, exceeds a tolerance or is wrong at the mask's boundary",
     ),
     "nondeterministic": StatusInfo(

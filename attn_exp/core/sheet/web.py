@@ -16,11 +16,7 @@ from attn_exp.core.text import template
 
 _LONG = 60
 # The question that each kind of comparison answers, for the title.
-_KINDS = {
-    "rivals": "which backend is best where",
-    "changes": "what changed",
-    "history": "history",
-}
+_KINDS = {"rivals": "which backend is best where", "changes": "what changed", "history": "history"}
 
 
 @dataclass(frozen=True)
@@ -36,12 +32,7 @@ class _Section:
     note: str = ""
 
 
-def html(
-    page: Page,
-    pictures: Iterable[Picture] = (),
-    *,
-    limit: int | None = None,
-) -> str:
+def html(page: Page, pictures: Iterable[Picture] = (), *, limit: int | None = None) -> str:
     """Return the report, with at most `limit` rows of the first sheet."""
     first, *others = page.sheets
     headline, table = page.headline, page.headline.table

@@ -27,11 +27,7 @@ from attn_exp.worker.check.form import ResultForm, Results, form_of
 from attn_exp.worker.check.layouts import GAPS, OTHER, Layout, gradients_of, is_autograd
 from attn_exp.worker.machine.device import FAINT, HARD, Machine
 
-_ON = {
-    HARD: "on hard values",
-    FAINT: "on values of which small weights are all",
-    NORMAL: "on normal values",
-}
+_ON = {HARD: "on hard values", FAINT: "on values of which small weights are all", NORMAL: "on normal values"}
 _DESCRIBED = {HARD: "hard values", FAINT: "faint values"}
 # A gradient that is read by other strides is off by its norm; on hard values rounding alone may take some percent.
 _UNLIKE, _RIGHT = 0.5, 0.1

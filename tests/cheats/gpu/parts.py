@@ -6,16 +6,7 @@ import torch
 
 from attn_exp.attention.inputs import Inputs
 from attn_exp.core.case.case import Case
-from cheats.gpu.base import (
-    NOTHING,
-    WRONG,
-    Forward,
-    OnGpu,
-    any_of,
-    attend,
-    gpu_cheat,
-    like_output,
-)
+from cheats.gpu.base import NOTHING, WRONG, Forward, OnGpu, any_of, attend, gpu_cheat, like_output
 
 _KEPT = ("inaccurate", "wrong_kernel", "implausible")
 _KEPT_WORDS = any_of(WRONG, NOTHING, r"above the|faster than")

@@ -11,16 +11,7 @@ from attn_exp.attention.inputs import Inputs
 from attn_exp.core.case.case import Case
 from cheats.corpus import BOTH
 from cheats.gpu.backward import ByHand
-from cheats.gpu.base import (
-    CAUSAL,
-    SHORT,
-    Forward,
-    OnGpu,
-    attend,
-    batches,
-    gpu_honest,
-    like_output,
-)
+from cheats.gpu.base import CAUSAL, SHORT, Forward, OnGpu, attend, batches, gpu_honest, like_output
 from cheats.gpu.graphs import captured
 
 
