@@ -25,6 +25,7 @@ BAD = {
     "experiment=nope": "experiment=nope does not exist: the choices are biases, compile",
     # other programs' ways to write it
     "--backend flash": "there is no flag --backend: choices have no dashes, write backend=VALUE",
+    "batch=1, 8, 16": "commas between them and no spaces: python -m attn_exp -m batch=1,8,16",
     "batch=1 8 16": "commas between them and no spaces: python -m attn_exp -m batch=1,8,16",
     "iters=100": "there is no key 'iters': write stopping=quick or stopping=thorough",
     "dropout=0.1": "attn_exp.time(function, q, k, v, reference=...)",

@@ -22,6 +22,7 @@ from attn_exp.compare.picks import pick
 from attn_exp.compare.ranking import by_group
 from attn_exp.compare.ratio import ratio
 from attn_exp.compare.standing import standings
+from attn_exp.core.errors import UserError
 from attn_exp.core.record.record import METHOD_VERSION, Kernel
 from attn_exp.core.sheet.render import table, text_of
 from attn_exp.results.read import read_folder
@@ -246,7 +247,11 @@ def test_where_such_a_row_may_be_the_fastest_there_is_no_winner_and_no_pick(tmp_
     assert found.answer.headline() == [
         "cudnn is fastest in 1 of 2 rows, 1.60 times as fast as math [1.58, 1.62]; not measured well enough in 1"
     ]
-    assert len(pick([read_folder(tmp_path / "more" / "s")], every=True).table.buckets) == 1
+    picked = pick([read_folder(tmp_path / "more" / "s")], every=True)
+    assert len(picked.table.buckets) == 1
+    assert "1 of 2 cases were not measured well enough for inference" in picked.notes
+    with pytest.raises(UserError, match="nothing to pick from: 1 of 1 cases were not measured well enough"):
+        pick([read_folder(tmp_path / "one" / "s")], every=True)
 
 
 @pytest.mark.parametrize("memory", ["Memset (Device)", "Memset", "Memcpy DtoD"])

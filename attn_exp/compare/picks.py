@@ -86,9 +86,13 @@ def pick(
         rivals = compare_rivals(together, cells, metric[mode], spreads, duels_of=lambda: settlements)
         found = [_bucket(mode, group, metric[mode], spreads) for group in by_group(rivals.rows)]
         measured_here = [one for one in found if one is not None]
+        if lacking := len(found) - len(measured_here):
+            notes.append(f"{lacking} of {len(found)} cases were not measured well enough for {mode}")
         if not every:
             measured_here = _once(replace(one, case=normalised(one.case)) for one in measured_here)
         buckets += measured_here
+    if not buckets:
+        raise UserError(f"there is nothing to pick from: {'; '.join(notes)}")
     used = {label for bucket in buckets for label in bucket.times_us}
     behind = [one for one in measured if one.label in used]
     table = DispatchTable(

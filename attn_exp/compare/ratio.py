@@ -53,10 +53,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Spreads:
-    """How much equal rows may differ: the smallest meaningful difference per device, or one value for all.
-
-    Rows of one kernel among `results` say how much equal rows of two sweeps differ.
-    """
+    """How much equal rows may differ: by device, or one value for all; of two sweeps as rows of one kernel do."""
 
     margins: Mapping[str, float]
     fixed: float | None = None
@@ -95,10 +92,7 @@ class Spreads:
         return math.hypot(margin, OTHER_GPU_SPREAD) if _other_gpu(one, other) else margin
 
     def _of_one_kernel(self, one: Result, other: Result) -> float | None:
-        """Return what rows of one kernel under two names differ by between two sweeps, at least 1 %; None without any.
-
-        It is the 95th percentile: one that another program disturbed is no margin for all.
-        """
+        """Return what 95 % of rows of one kernel under two names differ by between sweeps, at least 1 %, or None."""
         both = frozenset((one.sweep, other.sweep))
         if both not in self._known:
             rows: dict[Any, list[Result]] = defaultdict(list)

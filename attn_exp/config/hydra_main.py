@@ -67,11 +67,11 @@ def _refuse(message: str) -> NoReturn:
 
 def _check(given: argparse.Namespace) -> None:
     """Raise UserError for overrides that make Hydra fail later."""
-    bare = [text for text in given.overrides if re.fullmatch(r"[\w.-]+", text)]
+    bare = [text for text in given.overrides if re.fullmatch(r"[\w.-]+,?", text)]
     typed = next((text for text, after in pairwise(given.overrides) if "=" in text and after in bare), None)
     if typed is not None:
         after = given.overrides[given.overrides.index(typed) + 1 :]
-        several = ",".join([typed, *takewhile(bare.__contains__, after)])
+        several = ",".join(text.rstrip(",") for text in [typed, *takewhile(bare.__contains__, after)])
         raise UserError(f"several values have commas between them and no spaces: python -m attn_exp -m {several}")
     for text in given.overrides:
         if text.lstrip("+~").startswith("="):
