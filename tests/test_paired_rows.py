@@ -57,7 +57,7 @@ def test_rounds_decide_what_medians_leave_open(tmp_path):
     assert math.log(flash.high / flash.value) == pytest.approx(half, rel=1e-3)
     assert best(found) == ["cudnn"]
     assert "of rows measured in turns: their rounds' ratio (0.1 % and more)" in found.notes
-    assert str(found.answer.lead) == "1.00x flash [1.00, 1.01]" and found.answer.lead.low > 1.002
+    assert str(found.answer.lead) == "1.00 times as fast as flash [1.00, 1.01]" and found.answer.lead.low > 1.002
 
 
 def test_no_number_of_rounds_tells_less_than_the_floor_apart(tmp_path):

@@ -111,7 +111,7 @@ def test_a_real_server_answers_and_ctrl_c_leaves_no_child(tmp_path: Path) -> Non
         assert found
         # The page behind the second address, and behind the first row of the first one, is the sweep's with its answer.
         base = f"http://127.0.0.1:{port}"
-        number = page.removeprefix(f"its answer: {base}/#/experiments/{found[1]}/runs/")
+        number = page.removeprefix(f"its answer: {base}/#/experiments/{found[1]}/runs/").partition("?")[0]
         assert number.isalnum(), page
         rest = f"{base}/api/2.0/mlflow"
         with urllib.request.urlopen(f"{rest}/runs/get?run_id={number}") as answer:

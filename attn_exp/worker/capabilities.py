@@ -58,12 +58,12 @@ def answer(config: dict[str, Any], job: Request | None) -> Answer:
 def refusal(backend: Backend, request: Request, device: str) -> str | None:
     """Return why a backend cannot compute on a device what a job asks for, or None if it can."""
     case, measuring = request.case, request.measuring
-    if reason := backend.unsupported(case, device):
-        return reason
     if case.in_codes and measuring.accumulate:
         return f"gradients of {case.dtype} are codes with scales, which cannot be added: set accumulate=false"
     if case.in_codes and "step" in measuring.passes:
         return f"a step of {case.dtype} needs the scales of a step before it: set passes=[forward,backward]"
+    if reason := backend.unsupported(case, device):
+        return reason
     if measuring.with_gradients and "backward" not in supported_passes(backend, case):
         of_dtype = f" of {case.dtype}" * case.quantised
         return case.forward_only or f"{backend.name} has no backward{of_dtype}: set passes=[forward]"
