@@ -7,11 +7,14 @@ import math
 import random
 import re
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from attn_exp.bisect.search import Round, search
+from attn_exp.bisect import measuring
+from attn_exp.bisect.search import Round, decided, search
 from attn_exp.bisect.versions import packages
 from attn_exp.commands import bisect
 
@@ -118,6 +121,38 @@ def test_a_canary_that_moves_as_well_is_no_regression():
     assert (found.kind, "canary" in found.reason) == ("undecided", True)
 
 
+@dataclass
+class SimpleRequest:
+    """A request that only has a label."""
+
+    label: str
+
+
+class Placed:
+    """A worker whose memory's place makes its calls faster or slower by 0.8 %."""
+
+    random = random.Random(3)
+
+    def __init__(self, python, folder, requests):
+        self.place, self.worker = self.random.gauss(0, 0.008), self
+
+    def time(self, name, direction):
+        return 100 * math.exp(self.place + self.random.gauss(0, 0.001))
+
+    def close(self):
+        pass
+
+
+def test_where_a_process_lies_in_memory_is_no_regression(tmp_path, monkeypatch):
+    monkeypatch.setattr(measuring, "Side", Placed)
+    versions = SimpleNamespace(names=("mine==1", "mine==2"), label=str, environment=lambda index, folder: "python")
+    found = []
+    for number in range(30):
+        sides = measuring.SideBySide(versions, {"case": SimpleRequest("case")}, "forward", tmp_path / str(number), {})
+        found.append(decided(sides.measure(1, 32), 0.0))
+    assert found.count(None) >= 28
+
+
 def wheel(folder, version, us, name="slowly", broken=False, module=MODULE):
     """Write a wheel by hand: a module and three files of metadata."""
     files = {
@@ -161,6 +196,8 @@ def test_a_package_is_searched_and_goes_on(wheels, tmp_path, monkeypatch, capsys
     monkeypatch.setattr("attn_exp.bisect.measuring.METRIC", "time_min_us")
     monkeypatch.setattr(bisect, "_CANARIES", {"cpu": ("backend=eager", "dtype=fp32", "seq_len=16")})
     monkeypatch.setattr("attn_exp.bisect.search.LOOKS", (4, 8, 16))
+    # A start takes 3 s; the times of these versions are so far apart that it does not matter where their memory lies.
+    monkeypatch.setattr("attn_exp.bisect.measuring.ROUNDS_OF_A_PROCESS", 100)
     small = ["model.q_heads=1", "model.kv_heads=1", "model.head_dim=16", "seq_len=16", "dtype=fp32", "device=cpu",
              "stopping.budget_s=0.02"]  # fmt: skip
     words = ["good=slowly==1.0b8", "bad=slowly==1.0b14", f"wheels={wheels}", "backend._target_=slowly.Attention",
