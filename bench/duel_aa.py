@@ -24,8 +24,8 @@ from attn_exp.backends.base import Calls
 from attn_exp.backends.sdpa import Flash
 from attn_exp.core.case.case import Case
 from attn_exp.core.record.request import Measuring, Request
+from attn_exp.execution.duel import compare_pairs
 from attn_exp.results.calibration import device_key, margin_for
-from attn_exp.run.duel import compare_pairs
 from attn_exp.timers.gpu import SLEEP_CYCLES_PER_US
 from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.measure import measure_case

@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from attn_exp.compare.answer import spreads_for
-from attn_exp.compare.ratio import ratio
+from attn_exp.comparison.answer import spreads_for
+from attn_exp.comparison.ratio import ratio
 from attn_exp.core.errors import UserError
 from attn_exp.core.text import grid
 from attn_exp.results.cell import Cell, ChosenMetric, cells_of

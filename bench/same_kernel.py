@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-from attn_exp.compare.ratio import TURNS_FLOOR
+from attn_exp.comparison.ratio import TURNS_FLOOR
 from attn_exp.core.record.record import Record
 from attn_exp.core.stats.paired import paired_by_round
 from attn_exp.core.stats.summary import medians_by_round

@@ -20,18 +20,18 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from attn_exp.compare.answer import compare_read
-from attn_exp.compare.choice import Choice
-from attn_exp.compare.rivals import Rivals
+from attn_exp.comparison.answer import compare_read
+from attn_exp.comparison.choice import Choice
+from attn_exp.comparison.rivals import Rivals
 from attn_exp.core.conf import conf_folder, read_yaml
 from attn_exp.core.provenance import measuring
 from attn_exp.core.record.metrics import METRICS
 from attn_exp.core.record.record import Record
 from attn_exp.core.record.status import STATUSES
 from attn_exp.core.sheet.render import answer_markdown
+from attn_exp.execution.capabilities import ask, markdown
 from attn_exp.results.read import read_folder
 from attn_exp.results.result import Result
-from attn_exp.run.capabilities import ask, markdown
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "bench"))

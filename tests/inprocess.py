@@ -13,8 +13,8 @@ from hydra.core.hydra_config import HydraConfig
 
 from attn_exp.cli import dispatch
 from attn_exp.core.host import nvml
-from attn_exp.run import capabilities
-from attn_exp.run.worker import Worker
+from attn_exp.execution import capabilities
+from attn_exp.execution.worker import Worker
 
 Typed = Callable[..., tuple[int, str, str]]
 

@@ -17,7 +17,7 @@ from attn_exp.core.stats.multiple import worse_than_best
 from attn_exp.core.stats.paired import MARGIN_FLOOR, compare_pair, paired_by_round
 from attn_exp.core.stats.student import student_t_975, student_t_p
 from attn_exp.core.stats.summary import medians_by_round, summarize
-from attn_exp.run.duel import BUDGET_S
+from attn_exp.execution.duel import BUDGET_S
 from attn_exp.timers import loop
 from attn_exp.timers.loop import BLOCK_US, Block, Cost, Entry, sample_turns
 from attn_exp.timers.stopping import StoppingRule

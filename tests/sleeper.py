@@ -20,7 +20,7 @@ from attn_exp.core.host.process import die_with_parent
 from attn_exp.core.record.file import write_record
 from attn_exp.core.record.record import Record
 from attn_exp.core.record.request import REQUEST_NAME, Request
-from attn_exp.run.gpus import _lock_path
+from attn_exp.execution.gpus import _lock_path
 
 
 def _leased(uuid: str) -> bool:

@@ -12,7 +12,7 @@ from test_measure import machine, measured, short_rounds  # noqa: F401
 
 from attn_exp.attention.autograd import Accumulator, autograd_backward
 from attn_exp.attention.inputs import make_inputs
-from attn_exp.compare.join import method_key
+from attn_exp.comparison.join import method_key
 from attn_exp.config.request import _identity
 from attn_exp.core.record.request import Compile
 from attn_exp.results.duel_command import duel_command

@@ -12,8 +12,8 @@ from drill.starts import Starts
 
 from attn_exp.config.compose import compose_config, resolved_config
 from attn_exp.core.errors import UserError
-from attn_exp.run import context as context_module
-from attn_exp.run.context import LOCK_NAME, SweepContext, open_context
+from attn_exp.execution import context as context_module
+from attn_exp.execution.context import LOCK_NAME, SweepContext, open_context
 
 HOLD = """
 import sys, time

@@ -57,13 +57,13 @@ def test_a_strict_type_checker_sees_the_functions_and_what_they_return(tmp_path)
 def test_importing_the_package_imports_nothing_but_the_api():
     found = python("import sys, attn_exp; print(*sorted(name for name in sys.modules if 'attn_exp' in name))").split()
     assert {name.removeprefix("attn_exp") for name in found} == {
-        *("", ".api", ".api.guard", ".api.read", ".api.run", ".api.time", ".compare", ".core", ".core.versions", ".run")
+        *("", ".api", ".api.guard", ".api.read", ".api.run", ".api.time", ".core", ".core.versions")
     }
 
 
 def test_compare_and_run_stay_functions_whatever_is_imported_later():
     code = """
-import attn_exp.compare.answer, attn_exp.run.session
+import attn_exp.comparison.answer, attn_exp.execution.session
 from attn_exp import compare, run, time
 print(callable(compare), callable(run), callable(time))
 """

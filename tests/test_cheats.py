@@ -12,7 +12,7 @@ from cheats.run import outcome, request_of, shared_machine
 
 from attn_exp.core.record.file import read_record
 from attn_exp.core.record.request import REQUEST_NAME
-from attn_exp.run.worker import Worker
+from attn_exp.execution.worker import Worker
 
 TESTS = Path(__file__).resolve().parent
 # More than an honest job takes on a busy machine, from the first look at the device to its record.

@@ -105,7 +105,7 @@ def test_an_interrupt_of_any_command_exits_with_130(tmp_path):
     code = (
         "import os, signal, sys\nimport attn_exp.cli as cli\nfrom importlib import import_module\n"
         "def run(choice, words):\n    os.kill(os.getpid(), getattr(signal, name))\n    signal.pause()\n"
-        "name, import_module('attn_exp.compare.answer').read_sweeps = sys.argv.pop(), run\ncli.main()\n"
+        "name, import_module('attn_exp.comparison.answer').read_sweeps = sys.argv.pop(), run\ncli.main()\n"
     )
     for name in ("SIGINT", "SIGTERM"):
         command = [sys.executable, "-c", code, "compare", "first", name]

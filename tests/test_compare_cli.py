@@ -13,7 +13,7 @@ import sweeps
 
 import attn_exp
 from attn_exp.commands.compare import COMMAND, main
-from attn_exp.compare.choice import READERS
+from attn_exp.comparison.choice import READERS
 from attn_exp.core.errors import UserError
 
 

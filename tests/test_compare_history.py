@@ -7,7 +7,7 @@ import pytest
 import sweeps
 
 from attn_exp import compare
-from attn_exp.compare.history import first_shift, shifts
+from attn_exp.comparison.history import first_shift, shifts
 from attn_exp.core.errors import UserError
 
 DELTA = math.log(1.01)

@@ -11,11 +11,11 @@ import sweeps
 
 from attn_exp import compare
 from attn_exp.commands.compare import main
-from attn_exp.compare.pages import page
+from attn_exp.comparison.pages import page
 from attn_exp.core.record.record import Kernel
 from attn_exp.core.sheet.render import text_of
+from attn_exp.execution.closing import plots_and_curves, ranked_rivals, write_report
 from attn_exp.plots.all import pictures
-from attn_exp.run.closing import plots_and_curves, ranked_rivals, write_report
 
 HOSTILE = (
     "<script>alert(1)</script>",

@@ -16,7 +16,7 @@ import pytest
 import sweeps
 
 from attn_exp import compare
-from attn_exp.compare.pages import page
+from attn_exp.comparison.pages import page
 from attn_exp.core.sheet import FORMATS
 from attn_exp.core.sheet.render import text_of
 from attn_exp.core.sheet.sheet import rounded, written

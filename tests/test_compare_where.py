@@ -7,7 +7,7 @@ import sweeps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attn_exp.compare.answer import chosen
+from attn_exp.comparison.answer import chosen
 from attn_exp.core.errors import UserError
 from attn_exp.results.cell import ChosenMetric, cells_of
 

@@ -22,7 +22,7 @@ from attn_exp.commands.duel import COMMAND as DUEL
 from attn_exp.commands.duel import rivals_of
 from attn_exp.commands.explain import main as explain_main
 from attn_exp.commands.log import main as log_main
-from attn_exp.compare.changes import VERDICTS
+from attn_exp.comparison.changes import VERDICTS
 from attn_exp.config.compose import compose_config, resolved_config
 from attn_exp.config.request import request_from_config
 from attn_exp.core.conf import conf_folder

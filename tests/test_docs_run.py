@@ -16,9 +16,9 @@ from attn_exp.commands.duel import main as duel_main
 from attn_exp.commands.explain import main as explain_main
 from attn_exp.commands.log import main as log_main
 from attn_exp.core.record.file import read_record
-from attn_exp.run import context
-from attn_exp.run.isolation import InProcess
-from attn_exp.run.worker import Worker
+from attn_exp.execution import context
+from attn_exp.execution.isolation import InProcess
+from attn_exp.execution.worker import Worker
 
 START = Worker.start
 # Commands that cannot run here, by a part of their text, and where they are tested instead.
@@ -63,7 +63,7 @@ OVERVIEWS = """
 import contextlib, io, json, sys
 import msgspec
 from attn_exp.commands.backends import main
-from attn_exp.run import capabilities
+from attn_exp.execution import capabilities
 from attn_exp.worker.capabilities import Question, answer
 
 def answered(module, question):

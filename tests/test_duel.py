@@ -10,7 +10,7 @@ from fakes import make_record, make_request, make_timing
 from attn_exp.commands.duel import main, rivals_of
 from attn_exp.core.errors import UserError
 from attn_exp.core.record.record import PassRecord
-from attn_exp.run.duel import PROCESSES, compare_pairs, joined, report
+from attn_exp.execution.duel import PROCESSES, compare_pairs, joined, report
 
 CASE, STORED = (tuple(word for word in words if not word.startswith("stopping")) for words in (QUICK, TRACKED))
 

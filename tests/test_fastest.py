@@ -15,13 +15,13 @@ import attn_exp
 from attn_exp import compare
 from attn_exp.commands.compare import main as compare_main
 from attn_exp.commands.duel import rivals_of
-from attn_exp.compare.answer import spreads_for
-from attn_exp.compare.brief import answer_in_brief
-from attn_exp.compare.pages import end_page, page
-from attn_exp.compare.picks import pick
-from attn_exp.compare.ranking import by_group
-from attn_exp.compare.ratio import ratio
-from attn_exp.compare.standing import standings
+from attn_exp.comparison.answer import spreads_for
+from attn_exp.comparison.brief import answer_in_brief
+from attn_exp.comparison.pages import end_page, page
+from attn_exp.comparison.picks import pick
+from attn_exp.comparison.ranking import by_group
+from attn_exp.comparison.ratio import ratio
+from attn_exp.comparison.standing import standings
 from attn_exp.core.errors import UserError
 from attn_exp.core.record.record import METHOD_VERSION, Kernel
 from attn_exp.core.sheet.render import table, text_of

@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from mutations import attempt, contents, mutated, texts, trees
 
 from attn_exp.commands.compare import COMMAND, choice_of
-from attn_exp.compare.answer import chosen
-from attn_exp.compare.choice import Choice
+from attn_exp.comparison.answer import chosen
+from attn_exp.comparison.choice import Choice
 from attn_exp.config.check import explain_error, is_of_composing
 from attn_exp.config.compose import prepare_hydra, resolved_config
 from attn_exp.config.request import request_from_config
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.errors import RecordError, UserError
 from attn_exp.core.record.request import REQUEST_NAME, Request, read_requests
+from attn_exp.execution.session import Session
 from attn_exp.results.cell import ChosenMetric, cells_of
-from attn_exp.run.session import Session
 from attn_exp.sweep.product import Composer
 
 RECORDS = [

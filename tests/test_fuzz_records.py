@@ -23,7 +23,7 @@ from rich_records import rich
 from attn_exp import compare, load
 from attn_exp.commands.compare import main as compare_main
 from attn_exp.commands.explain import main as explain_main
-from attn_exp.compare.rivals import Rivals
+from attn_exp.comparison.rivals import Rivals
 from attn_exp.core.errors import RecordError, UserError
 from attn_exp.core.record.file import FILE_NAME, read_record
 from attn_exp.core.record.record import Record

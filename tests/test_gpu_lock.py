@@ -11,7 +11,7 @@ import pytest
 
 from attn_exp.core.errors import UserError
 from attn_exp.core.host.nvml import GpuInfo
-from attn_exp.run.gpus import lease, private_folder, try_lease
+from attn_exp.execution.gpus import lease, private_folder, try_lease
 
 GPU = GpuInfo(0, "NVIDIA H200", "GPU-1")
 IN_ITS_PLACE: dict[str, Callable[[Path], object]] = {

@@ -31,8 +31,8 @@ from attn_exp.core.host import nvml
 from attn_exp.core.host.nvml import GpuInfo
 from attn_exp.core.record.file import read_record
 from attn_exp.core.record.record import METHOD_VERSION, SCHEMA
+from attn_exp.execution import job_queue
 from attn_exp.results import store
-from attn_exp.run import job_queue
 
 ROOT = Path(__file__).resolve().parent.parent
 KEPT = Path(__file__).resolve().parent / "fixtures" / "identity"

@@ -4,7 +4,7 @@ import cli
 import inprocess
 import pytest
 
-from attn_exp.compare.join import comparable_groups, joined
+from attn_exp.comparison.join import comparable_groups, joined
 from attn_exp.core.case.case import NORMAL, Case
 from attn_exp.core.record.file import read_record
 from attn_exp.results.cell import ChosenMetric, cells_of

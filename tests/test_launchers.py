@@ -34,8 +34,8 @@ from attn_exp.core.host import process as process_module
 from attn_exp.core.host.nvml import GpuInfo
 from attn_exp.core.record.file import FILE_NAME
 from attn_exp.core.record.record import Record
+from attn_exp.execution.gpus import _lock_path
 from attn_exp.results.read import read_folder
-from attn_exp.run.gpus import _lock_path
 
 RIVALS = ("eager", "flash", "math")
 SLEEPY = ("-m", f"backend={','.join(RIVALS)}", "batch=range(1,9)", "save_plots=false", "hydra/launcher=local_gpus")

@@ -6,9 +6,9 @@ from pathlib import Path
 import msgspec
 import sweeps
 
-from attn_exp.compare.answer import compare_read
-from attn_exp.compare.choice import Choice
-from attn_exp.compare.pages import page
+from attn_exp.comparison.answer import compare_read
+from attn_exp.comparison.choice import Choice
+from attn_exp.comparison.pages import page
 from attn_exp.core.sheet.render import text_of
 from attn_exp.results.read import Sweep
 from attn_exp.results.result import decode

@@ -10,8 +10,8 @@ from attn_exp.commands.duel import COMMAND as DUEL
 from attn_exp.config.compose import compose_config, resolved_config
 from attn_exp.config.request import request_from_config
 from attn_exp.core.errors import UserError
+from attn_exp.execution.capabilities import ask, configured
 from attn_exp.results.result import by_options, result_of
-from attn_exp.run.capabilities import ask, configured
 
 MINE = "_target_: elsewhere.Mine\nname: mine\nscale: null\n"
 

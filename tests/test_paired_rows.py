@@ -7,7 +7,7 @@ import pytest
 import sweeps
 
 from attn_exp import compare
-from attn_exp.compare.ratio import TURNS_FLOOR
+from attn_exp.comparison.ratio import TURNS_FLOOR
 from attn_exp.core.record.record import Paired, Timing
 from attn_exp.results.result import result_of
 

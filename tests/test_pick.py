@@ -12,7 +12,7 @@ import pytest
 import sweeps
 from inprocess import typed
 
-from attn_exp.compare.picks import pick
+from attn_exp.comparison.picks import pick
 from attn_exp.core.dispatch.choice import Chooser
 from attn_exp.core.dispatch.table import read_table, write_table
 from attn_exp.core.errors import UserError

@@ -13,11 +13,11 @@ from fakes import make_request
 from attn_exp.backends.package import Package
 from attn_exp.core.record.file import read_record
 from attn_exp.core.record.profile import Profile, ProfiledKernel
+from attn_exp.execution.closing import joined
 from attn_exp.profilers.base import Early, Subject, kernels_csv, load_profiler
 from attn_exp.profilers.chrome import PREFIX, read_trace
 from attn_exp.profilers.hatchet import kernels_of, lines_of, rates, read_tree
 from attn_exp.profilers.proton import ProtonPasses
-from attn_exp.run.closing import joined
 from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.measure import Turns, measure_case
 from attn_exp.worker.profile_pass import profile_job

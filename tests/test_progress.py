@@ -11,7 +11,7 @@ import sweeps
 
 from attn_exp.core import live_line, text
 from attn_exp.core.live_line import LiveLine
-from attn_exp.run.progress import Progress
+from attn_exp.execution.progress import Progress
 
 
 class Terminal(io.StringIO):

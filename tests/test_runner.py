@@ -8,9 +8,9 @@ from fakes import make_record, make_request
 
 from attn_exp.core.record.file import read_record, write_record
 from attn_exp.core.record.profile import Profile
+from attn_exp.execution.job_queue import JobQueue
+from attn_exp.execution.worker import Outcome
 from attn_exp.results.store import done_record
-from attn_exp.run.job_queue import JobQueue
-from attn_exp.run.worker import Outcome
 
 REQUEST = replace(make_request(), profilers=({"name": "ncu", "_target_": "x.Y"},))
 TIMED = replace(make_record(request=make_request()), started_at=1.0, finished_at=2.0)

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 import attn_exp
 from attn_exp.commands import run as run_command
 from attn_exp.config.check import explain_error
-from attn_exp.run.session import Session
+from attn_exp.execution.session import Session
 
 CUSTOM = Path(__file__).resolve().parent.parent / "examples/custom_backend"
 # A grid, so that every value is tried once, whatever Optuna draws.

@@ -88,7 +88,7 @@ def test_the_words_stand_where_readers_look(tmp_path):
 
 def test_compare_and_its_report_have_the_words(tmp_path):
     from attn_exp import compare
-    from attn_exp.compare.pages import page
+    from attn_exp.comparison.pages import page
     from attn_exp.core.sheet.render import csv_text as rows
     from attn_exp.core.sheet.render import text_of
 

@@ -17,8 +17,8 @@ from attn_exp.core.record.file import FILE_NAME, LOG_NAME, read_record, write_re
 from attn_exp.core.record.profile import Profile
 from attn_exp.core.record.request import Request
 from attn_exp.core.redaction import redacted
-from attn_exp.run.context import open_context
-from attn_exp.run.worker import Outcome, Worker
+from attn_exp.execution.context import open_context
+from attn_exp.execution.worker import Outcome, Worker
 from attn_exp.worker.attempt import error_summary
 from attn_exp.worker.machine.environment import environment
 

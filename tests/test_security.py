@@ -18,10 +18,10 @@ from attn_exp.core.record.file import FILE_NAME, LOG_NAME, read_record
 from attn_exp.core.record.profile import Profile
 from attn_exp.core.record.request import read_requests
 from attn_exp.core.redaction import held_secret, redacted
+from attn_exp.execution.context import LOCK_NAME
+from attn_exp.execution.worker_process import worker_variables
 from attn_exp.results.read import read_folder
 from attn_exp.results.store import done_record
-from attn_exp.run.context import LOCK_NAME
-from attn_exp.run.worker_process import worker_variables
 from attn_exp.worker.__main__ import _log_into
 
 ROOT = Path(__file__).resolve().parent.parent

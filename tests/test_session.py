@@ -8,17 +8,17 @@ import sweeps
 from fakes import make_record
 
 from attn_exp.commands import run as run_module
-from attn_exp.compare.answer import compare_read
-from attn_exp.compare.choice import Choice
-from attn_exp.compare.pages import page
+from attn_exp.comparison.answer import compare_read
+from attn_exp.comparison.choice import Choice
+from attn_exp.comparison.pages import page
 from attn_exp.core.sheet.render import text_of
+from attn_exp.execution import session as session_module
+from attn_exp.execution.context import SweepContext
+from attn_exp.execution.progress import Progress
+from attn_exp.execution.session import Session
+from attn_exp.execution.summary import summary_of
 from attn_exp.results import read as read_module
 from attn_exp.results.store import keep_planned
-from attn_exp.run import session as session_module
-from attn_exp.run.context import SweepContext
-from attn_exp.run.progress import Progress
-from attn_exp.run.session import Session
-from attn_exp.run.summary import summary_of
 from attn_exp.tracking.base import Tracker
 
 

@@ -8,8 +8,8 @@ import pytest
 import sweeps
 
 from attn_exp import compare
-from attn_exp.compare.pages import page
-from attn_exp.compare.standing import standings
+from attn_exp.comparison.pages import page
+from attn_exp.comparison.standing import standings
 from attn_exp.core.record.file import VERDICTS_NAME
 from attn_exp.core.record.request import DUEL_NAME
 from attn_exp.core.sheet.render import text_of

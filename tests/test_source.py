@@ -14,11 +14,11 @@ from attn_exp.config.request import _identity
 from attn_exp.core import source
 from attn_exp.core.record.request import Compile
 from attn_exp.core.source import described, identity, source_of
+from attn_exp.execution.job_queue import JobQueue
+from attn_exp.execution.worker import Worker
 from attn_exp.results.read import read_folder
 from attn_exp.results.store import done_record
 from attn_exp.results.table import csv_text
-from attn_exp.run.job_queue import JobQueue
-from attn_exp.run.worker import Worker
 from attn_exp.worker import loaded
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -1,38 +1,9 @@
-"""What a start imports, and what an interrupt says within it."""
+"""What a start imports."""
 
-import os
-import signal
 import subprocess
 import sys
 
 import cli
-import pytest
-
-
-@pytest.mark.parametrize(
-    ("meets", "program", "code", "quiet"),
-    [
-        ("attn_exp.api", ["-m", "attn_exp", "--version"], 130, True),
-        ("attn_exp.api", ["-c", "import attn_exp"], -signal.SIGINT, False),
-    ],
-    ids=["command_line", "library"],
-)
-def test_ctrl_c_within_the_first_imports_says_nothing_but_to_who_imports_the_library(
-    meets, program, code, quiet, tmp_path
-):
-    (tmp_path / "sitecustomize.py").write_text(
-        "import sys\n"
-        "class CtrlC:\n"
-        "    def find_spec(self, name, *_):\n"
-        f"        if name == {meets!r}:\n"
-        "            raise KeyboardInterrupt\n"
-        "sys.meta_path.insert(0, CtrlC())\n"
-    )
-    variables = cli.environment()
-    variables["PYTHONPATH"] = os.pathsep.join([str(tmp_path), variables["PYTHONPATH"]])
-    ended = subprocess.run([sys.executable, *program], env=variables, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout, not ended.stderr) == (code, "", quiet)
-
 
 IMPORTED = """
 import sys

@@ -10,9 +10,9 @@ from attn_exp.config.compose import prepare_hydra
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.record.file import write_record
 from attn_exp.core.record.record import Record
-from attn_exp.run import capabilities
-from attn_exp.run.context import SweepContext
-from attn_exp.run.session import Session
+from attn_exp.execution import capabilities
+from attn_exp.execution.context import SweepContext
+from attn_exp.execution.session import Session
 from attn_exp.sweep.product import Composer
 from attn_exp.tracking.base import Tracker
 

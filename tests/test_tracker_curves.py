@@ -12,9 +12,9 @@ from test_tracker_mlflow import config, logged, migrated, place, ready, runs_of 
 
 from attn_exp import load
 from attn_exp.core.record.record import Record
+from attn_exp.execution import closing
+from attn_exp.execution.summary import curves
 from attn_exp.results.read import Sweep, read_folder
-from attn_exp.run import closing
-from attn_exp.run.summary import curves
 from attn_exp.tracking.base import Curve
 
 needs_mlflow = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="needs mlflow")

@@ -16,16 +16,16 @@ import sweeps
 from test_tracker_mlflow import config, migrated, place, ready, runs_of  # noqa: F401
 
 from attn_exp.commands.log import main as log_main
-from attn_exp.compare.answer import compare_read
-from attn_exp.compare.choice import Choice
-from attn_exp.compare.pages import page
-from attn_exp.compare.rivals import Rivals
-from attn_exp.compare.standing import standings
+from attn_exp.comparison.answer import compare_read
+from attn_exp.comparison.choice import Choice
+from attn_exp.comparison.pages import page
+from attn_exp.comparison.rivals import Rivals
+from attn_exp.comparison.standing import standings
 from attn_exp.core.record.record import Record
 from attn_exp.core.sheet.render import text_of
+from attn_exp.execution import closing
+from attn_exp.execution.summary import summary_of
 from attn_exp.results.read import Sweep, read_folder
-from attn_exp.run import closing
-from attn_exp.run.summary import summary_of
 from attn_exp.tracking import SweepInfo, make_tracker
 from attn_exp.tracking.base import Curve
 from attn_exp.tracking.page import NOTE, run_page

@@ -9,7 +9,7 @@ import rich_records
 import sweeps
 
 from attn_exp import compare
-from attn_exp.compare.pages import page
+from attn_exp.comparison.pages import page
 from attn_exp.core.sheet.render import text_of
 from attn_exp.explain.page import job_page
 from attn_exp.results.result import result_of

@@ -10,8 +10,8 @@ from pathlib import Path
 import cli
 import pytest
 
-from attn_exp.run import worker_process
-from attn_exp.run.worker import Outcome, Worker
+from attn_exp.execution import worker_process
+from attn_exp.execution.worker import Outcome, Worker
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +124,7 @@ def test_a_daemon_without_our_environment_ends_with_a_parent_that_is_killed(tmp_
     code = """
         import os, sys
         from pathlib import Path
-        from attn_exp.run import worker, worker_process
+        from attn_exp.execution import worker, worker_process
         worker_process.WORKER = "quitter"
         one = worker.Worker(reuse=True, timeout_s=30)
         one.submit(Path(sys.argv[1]))

@@ -163,15 +163,15 @@ def test_the_floors_see_imports_that_go_up_or_across():
         "attn_exp.core.case": {"attn_exp.config.check"},
         "attn_exp.config.check": {"attn_exp.results.read"},
         "attn_exp.results.read": {"attn_exp.api"},
-        "attn_exp.run.duel": {"attn_exp.worker.measure"},
+        "attn_exp.execution.duel": {"attn_exp.worker.measure"},
         "attn_exp.commands.run": {"attn_exp.worker.__main__"},
         "attn_exp.worker.measure": {"attn_exp.results.read"},
         "attn_exp.kernels.launch": {"attn_exp.attention.inputs"},
     }
     right = {
-        "attn_exp.api": {"attn_exp.compare.answer"},
+        "attn_exp.api": {"attn_exp.comparison.answer"},
         "attn_exp.commands.worker": {"attn_exp.worker.__main__"},
         "attn_exp.doctor.run_checks": {"attn_exp.results.calibration"},
-        "attn_exp.compare.answer": {"attn_exp.compare.rivals", "attn_exp.core.case"},
+        "attn_exp.comparison.answer": {"attn_exp.comparison.rivals", "attn_exp.core.case"},
     }
     assert upward(wrong | right) == [(name, other) for name, (other,) in wrong.items()]

@@ -4,7 +4,7 @@ import argparse
 
 
 def arguments() -> argparse.Namespace:
-    """What run/worker_process.py starts a worker with."""
+    """What execution/worker_process.py starts a worker with."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--serve", action="store_true")
     parser.add_argument("--reply-fd", type=int)

@@ -26,9 +26,9 @@ from attn_exp.core.record.flags import FLAGS
 from attn_exp.core.record.record import Record
 from attn_exp.core.stats.paired import PairedComparison
 from attn_exp.core.values import share
+from attn_exp.execution.duel import BUDGET_S, BUSY_MARGIN, compare_pairs, interference
 from attn_exp.results.calibration import device_key, margin_for
 from attn_exp.results.result import result_of
-from attn_exp.run.duel import BUDGET_S, BUSY_MARGIN, compare_pairs, interference
 
 if TYPE_CHECKING:
     from collections.abc import Callable

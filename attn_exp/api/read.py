@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from typing import TypeAlias, Unpack
 
     from attn_exp.api.sweep import Sweep
-    from attn_exp.compare.changes import Changes
-    from attn_exp.compare.comparison import Comparison
-    from attn_exp.compare.history import History
-    from attn_exp.compare.rivals import Rivals
+    from attn_exp.comparison.changes import Changes
+    from attn_exp.comparison.comparison import Comparison
+    from attn_exp.comparison.history import History
+    from attn_exp.comparison.rivals import Rivals
     from attn_exp.results.read import Sweep as AnySweep
 
     Sweeps: TypeAlias = str | Path | AnySweep | Sequence[str | Path | AnySweep]
@@ -59,8 +59,8 @@ def load(
         UserError: there is no such sweep, or it has no records.
     """
     from attn_exp.api.sweep import Sweep
-    from attn_exp.compare.answer import read_sweeps
-    from attn_exp.compare.choice import Choice
+    from attn_exp.comparison.answer import read_sweeps
+    from attn_exp.comparison.choice import Choice
     from attn_exp.core.errors import UserError
 
     choice = Choice(folder=str(folder), uri=uri, mlflow_experiment=mlflow_experiment)
@@ -97,8 +97,8 @@ def compare(sweep: Sweeps, against: Sweeps = (), **keys: Any) -> Comparison:
     """
     from pathlib import Path
 
-    from attn_exp.compare.answer import compare_read
-    from attn_exp.compare.choice import choice_from
+    from attn_exp.comparison.answer import compare_read
+    from attn_exp.comparison.choice import choice_from
     from attn_exp.results.read import Sweep as AnySweep
 
     choice = choice_from(keys)

@@ -5,10 +5,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attn_exp.compare.answer import compare_read
-from attn_exp.compare.choice import Choice
-from attn_exp.compare.fastest import Answer
-from attn_exp.compare.rivals import Rivals
+from attn_exp.comparison.answer import compare_read
+from attn_exp.comparison.choice import Choice
+from attn_exp.comparison.fastest import Answer
+from attn_exp.comparison.rivals import Rivals
 from attn_exp.core.errors import UserError, nearest
 from attn_exp.results import read
 from attn_exp.results.result import Result

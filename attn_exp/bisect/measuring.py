@@ -16,7 +16,7 @@ from attn_exp.core.files import write_whole
 from attn_exp.core.record.file import read_record
 from attn_exp.core.record.request import REQUEST_NAME, Request
 from attn_exp.core.stats.paired import abba_order
-from attn_exp.run.worker import Worker
+from attn_exp.execution.worker import Worker
 
 STATE = "state.json"
 _TIMEOUT_S = 600.0

@@ -11,7 +11,7 @@ def run(given: Arguments) -> int:
     from attn_exp.config.compose import compose_config, resolved_config
     from attn_exp.config.request import request_from_config
     from attn_exp.core.host.nvml import visible_gpus
-    from attn_exp.run.capabilities import ask, markdown, table, verdicts
+    from attn_exp.execution.capabilities import ask, markdown, table, verdicts
 
     request, own_choices = None, given.get("config_dir")
     if given.overrides:

@@ -51,7 +51,7 @@ def _search(given: Arguments, versions: "Packages", direction: str, *, canary: b
     from attn_exp.bisect.measuring import SideBySide
     from attn_exp.bisect.search import search
     from attn_exp.core.host.nvml import visible_gpus
-    from attn_exp.run.gpus import lease
+    from attn_exp.execution.gpus import lease
 
     gpus = visible_gpus()
     requests = _requests(given, direction, gpus, canary=canary)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_exp.commands.options import FOLDER, MLFLOW_EXPERIMENT, URI, Arguments, Command, Option, Positional
-from attn_exp.compare import MARGIN, SHOWN, UNDECIDED
+from attn_exp.comparison import MARGIN, SHOWN, UNDECIDED
 from attn_exp.core.errors import UserError
 from attn_exp.core.live_line import LiveLine
 from attn_exp.core.redaction import redacted
@@ -19,10 +19,10 @@ from attn_exp.results.there import HOME
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from attn_exp.compare.changes import Changes
-    from attn_exp.compare.choice import Choice
-    from attn_exp.compare.comparison import Comparison
-    from attn_exp.compare.rivals import Rivals
+    from attn_exp.comparison.changes import Changes
+    from attn_exp.comparison.choice import Choice
+    from attn_exp.comparison.comparison import Comparison
+    from attn_exp.comparison.rivals import Rivals
     from attn_exp.core.sheet.sheet import Picture
     from attn_exp.results.read import Sweep
 
@@ -35,9 +35,9 @@ def run(given: Arguments) -> int:
     choice = choice_of(given)
     with LiveLine() as line:
         line.show(f"reading {', '.join((*choice.against, *choice.sweep))} and comparing")
-        from attn_exp.compare.answer import compare_read, read_against, read_sweeps
-        from attn_exp.compare.changes import Changes
-        from attn_exp.compare.rivals import Rivals
+        from attn_exp.comparison.answer import compare_read, read_against, read_sweeps
+        from attn_exp.comparison.changes import Changes
+        from attn_exp.comparison.rivals import Rivals
 
         sweeps = read_sweeps(choice, choice.sweep)
         comparison = compare_read(choice, sweeps, read_against(choice, sweeps))
@@ -100,7 +100,7 @@ def _settle(rivals: "Rivals") -> int:
     """Run the duels that a comparison proposes; return the exit code, which is not that of a regression."""
     from attn_exp.commands.duel import COMMAND as DUEL
     from attn_exp.commands.duel import run_many
-    from attn_exp.compare.rivals import comparing
+    from attn_exp.comparison.rivals import comparing
 
     commands = dict.fromkeys(duel.command for duel in rivals.ties)
     for command in commands:
@@ -136,7 +136,7 @@ def _beside(sweep: Path) -> list[str]:
 
 def choice_of(given: Arguments) -> "Choice":
     """Return the comparison that was asked for. Raises UserError for options that contradict each other."""
-    from attn_exp.compare.choice import choice_for
+    from attn_exp.comparison.choice import choice_for
 
     return choice_for(given.words, given.values)
 
@@ -166,7 +166,7 @@ def _text(
     comparison: "Comparison", form: str | None, out: str | None, limit: int | None = None, made_by: str = ""
 ) -> str:
     """Return a report for a file, or for standard output; it says which command made it."""
-    from attn_exp.compare.pages import page
+    from attn_exp.comparison.pages import page
     from attn_exp.core.sheet.render import format_of, text_of
 
     drawn = drawings(comparison) if format_of(form, out) == "html" else ()
@@ -185,7 +185,7 @@ def _write(path: Path, text: str) -> None:
 
 def _read(key: str, value: str) -> Any:
     """Read an option's text. The readers are imported late, so that `--help` imports little."""
-    from attn_exp.compare.choice import READERS
+    from attn_exp.comparison.choice import READERS
 
     return READERS[key](key, value)
 

@@ -14,8 +14,8 @@ def run(given: Arguments) -> int:
     from attn_exp.config.request import resolve_device
     from attn_exp.core.host.nvml import visible_gpus
     from attn_exp.core.versions import installed_note
-    from attn_exp.run.gpus import lease
-    from attn_exp.run.worker_process import worker_variables
+    from attn_exp.execution.gpus import lease
+    from attn_exp.execution.worker_process import worker_variables
 
     device, gpus = resolve_device(given.get("device", "auto"), visible_gpus())
     if note := installed_note():

@@ -38,7 +38,7 @@ def _one(overrides: Sequence[str], own_choices: Path | None, command: Sequence[s
     with LiveLine(quiet="quiet=true" in shared) as line:
         # Importing and composing take a second.
         line.show("composing the rivals")
-        from attn_exp.run.duel import run_duel
+        from attn_exp.execution.duel import run_duel
 
         return int(not run_duel(rivals, shared, own_choices, command, line))
 

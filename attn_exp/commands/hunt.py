@@ -24,8 +24,8 @@ def run(given: Arguments) -> int:
         raise UserError("a hunt needs Hypothesis: pip install 'attn_exp[hunt]'")
     from attn_exp.config.request import resolve_device
     from attn_exp.core.host.nvml import visible_gpus
-    from attn_exp.run.gpus import lease
-    from attn_exp.run.worker_process import worker_variables
+    from attn_exp.execution.gpus import lease
+    from attn_exp.execution.worker_process import worker_variables
 
     backends = _backends(given)
     seed = given.get("seed", secrets.randbelow(1 << 32))

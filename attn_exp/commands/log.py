@@ -9,7 +9,7 @@ from attn_exp.commands.options import CONFIG_DIR, DEFAULT_STORE, FOLDER, Argumen
 from attn_exp.core.errors import UserError
 
 if TYPE_CHECKING:
-    from attn_exp.run.replay import Replayed
+    from attn_exp.execution.replay import Replayed
     from attn_exp.tracking.mlflow import MlflowPlace
 
 LACKING, SKIPPED, INTERRUPTED = 1, 3, 130
@@ -66,7 +66,7 @@ def _place(overrides: Sequence[str], own_choices: Path | None) -> "MlflowPlace":
 
 
 def _replay(folder: Path, place: "MlflowPlace") -> "Replayed":
-    from attn_exp.run.replay import Replayed, replay
+    from attn_exp.execution.replay import Replayed, replay
     from attn_exp.tracking.trouble import refusal
 
     # A store that cannot be reached may raise whatever its libraries raise.

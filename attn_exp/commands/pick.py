@@ -23,7 +23,7 @@ TARGETS = {"sdpa": "table.json", "json": "picks.json"}
 
 def run(given: Arguments) -> int:
     """Write the table and print what is in it; return the exit code."""
-    from attn_exp.compare.picks import pick
+    from attn_exp.comparison.picks import pick
     from attn_exp.core.dispatch.table import write_export, write_table
     from attn_exp.results.read import read_folder, sweep_folders
 

@@ -11,11 +11,11 @@ from attn_exp.core.errors import UserError
 from attn_exp.core.live_line import LiveLine
 from attn_exp.core.redaction import redacted
 from attn_exp.core.versions import __version__
-from attn_exp.run.worker import Worker
+from attn_exp.execution.worker import Worker
 
 if TYPE_CHECKING:
     from attn_exp.core.record.record import Record
-    from attn_exp.run.session import Session
+    from attn_exp.execution.session import Session
 
 # The keys that decide how or where a worker is started: tasks of a launcher have workers of their own.
 _WORKER_KEYS = ("isolation", "isolation.variables", "hydra/launcher")
@@ -83,7 +83,7 @@ def _session(arguments: list[str], each: "Callable[[Record, Path], None] | None"
     if not overridden(arguments, *_NO_JOBS):
         line.show("composing the jobs")
     from attn_exp.commands.worker import run_here
-    from attn_exp.run.session import Session
+    from attn_exp.execution.session import Session
 
     session = Session(arguments, worker, run_here, line, each)
     try:

@@ -8,7 +8,7 @@
 3. `request.py` makes a `Request` of the dictionary: the case, the backend and its options, how to measure. A hash over
    these names the job's folder, so the same choices are the same job.
 4. Hydra calls `attn_exp/sweep/task_function.py`, whose session makes the request (`Session.request`) and queues it.
-5. `attn_exp/run/job_queue.py` writes the request into that folder and hands the folder to the worker process, where
+5. `attn_exp/execution/job_queue.py` writes the request into that folder and hands the folder to the worker, where
    `attn_exp/worker/measure.py` measures it and `attn_exp/worker/__main__.py` writes `record.json` beside it.
 
 With several values (`-m batch=1,8`), Hydra calls `attn_exp/sweep/sweeper.py` instead; it submits the request of each

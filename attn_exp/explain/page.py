@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_exp.compare.join import method_key
+from attn_exp.comparison.join import method_key
 from attn_exp.core.case.case import NORMAL
 from attn_exp.core.errors import RecordError, UserError
 from attn_exp.core.files import write_whole

@@ -3,10 +3,10 @@
 import re
 from collections.abc import Iterable
 
-from attn_exp.compare.answer import spreads_for
-from attn_exp.compare.join import method_key
-from attn_exp.compare.ranking import Ranking, ranked
-from attn_exp.compare.settled import Settlements
+from attn_exp.comparison.answer import spreads_for
+from attn_exp.comparison.join import method_key
+from attn_exp.comparison.ranking import Ranking, ranked
+from attn_exp.comparison.settled import Settlements
 from attn_exp.core.record.flags import flag_marks
 from attn_exp.core.text import figures
 from attn_exp.results.cell import ChosenMetric, attends, cells_of

@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attn_exp.compare.changes import Changes
-from attn_exp.compare.comparison import Comparison
-from attn_exp.compare.history import History
-from attn_exp.compare.rivals import Rivals
+from attn_exp.comparison.changes import Changes
+from attn_exp.comparison.comparison import Comparison
+from attn_exp.comparison.history import History
+from attn_exp.comparison.rivals import Rivals
 from attn_exp.core.errors import UserError
 from attn_exp.core.sheet.sheet import Picture
 from attn_exp.plots.data import one_each

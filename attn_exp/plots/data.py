@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attn_exp.compare.join import method_key
+from attn_exp.comparison.join import method_key
 from attn_exp.core.case.case import PASSES, TYPED_DTYPES, Case
 from attn_exp.core.case.fields import case_columns
 from attn_exp.core.source import short

@@ -4,15 +4,15 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from attn_exp.compare.join import method_key
+from attn_exp.comparison.join import method_key
 from attn_exp.core.case.case import PASSES
 from attn_exp.core.record.status import STATUSES
 from attn_exp.plots.data import caption, case_names, shared_case
 from attn_exp.plots.style import SMALL, Chart, finish, new_figure
 
 if TYPE_CHECKING:
-    from attn_exp.compare.ranking import Ranking
-    from attn_exp.compare.rivals import Rivals
+    from attn_exp.comparison.ranking import Ranking
+    from attn_exp.comparison.rivals import Rivals
 
 _MOST_ROWS, _MOST_COLUMNS = 120, 14
 # The height of the colour scale, at most.

@@ -13,9 +13,9 @@ from attn_exp.core.errors import UserError
 from attn_exp.core.record.file import sound_record, write_record
 from attn_exp.core.record.record import Record
 from attn_exp.core.record.request import Request
-from attn_exp.run.context import already_running
-from attn_exp.run.job_queue import with_failed_profiles
-from attn_exp.run.session import Session, stop_line, stops
+from attn_exp.execution.context import already_running
+from attn_exp.execution.job_queue import with_failed_profiles
+from attn_exp.execution.session import Session, stop_line, stops
 from attn_exp.sweep.board import GONE_S, Board, Line, Watch, refresh_folder, running_elsewhere
 from attn_exp.sweep.launcher import Launcher
 from attn_exp.sweep.plan import LaunchPlan, group_jobs, write_plan

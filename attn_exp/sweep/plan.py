@@ -11,7 +11,7 @@ from attn_exp.core.case.case import Case
 from attn_exp.core.case.flops import flops
 from attn_exp.core.files import write_whole
 from attn_exp.core.record.request import Request
-from attn_exp.run.gpus import WAIT_S
+from attn_exp.execution.gpus import WAIT_S
 
 _FILE_NAME = "plan.json"
 

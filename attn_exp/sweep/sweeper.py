@@ -23,9 +23,9 @@ from attn_exp.core.case.case import Case
 from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.host.nvml import GpuInfo
 from attn_exp.core.record.request import Request
+from attn_exp.execution.capabilities import possible
+from attn_exp.execution.session import Session
 from attn_exp.results.store import done_record
-from attn_exp.run.capabilities import possible
-from attn_exp.run.session import Session
 from attn_exp.sweep.launcher import Launcher
 from attn_exp.sweep.parallel import launch
 from attn_exp.sweep.product import (

@@ -18,10 +18,10 @@ from attn_exp.core.errors import UserError, first_line
 from attn_exp.core.files import be_as_private_as
 from attn_exp.core.host.nvml import GpuInfo, visible_gpus
 from attn_exp.core.record.request import Request
-from attn_exp.run.gpus import Lease, held_too_long, try_lease
-from attn_exp.run.isolation import make_isolation
-from attn_exp.run.job_queue import JobQueue
-from attn_exp.run.worker import Worker
+from attn_exp.execution.gpus import Lease, held_too_long, try_lease
+from attn_exp.execution.isolation import make_isolation
+from attn_exp.execution.job_queue import JobQueue
+from attn_exp.execution.worker import Worker
 from attn_exp.sweep.board import TaskBoard
 from attn_exp.sweep.plan import LaunchPlan, read_plan
 

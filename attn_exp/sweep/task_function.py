@@ -14,9 +14,9 @@ from omegaconf import DictConfig, OmegaConf
 from attn_exp.config.compose import is_dry_run
 from attn_exp.core.errors import UserError
 from attn_exp.core.record.request import Request
+from attn_exp.execution.capabilities import possible
+from attn_exp.execution.session import Session
 from attn_exp.results.store import done_record
-from attn_exp.run.capabilities import possible
-from attn_exp.run.session import Session
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from attn_exp.core.errors import RecordError
 from attn_exp.core.record.file import FILE_NAME, LOG_NAME, read_record
 from attn_exp.core.record.record import Record
-from attn_exp.run import context
+from attn_exp.execution import context
 from attn_exp.tracking.base import LIST_PLACE, ended_at
 from attn_exp.tracking.base import metrics as shown
 from drill.command import SECRETS, Command

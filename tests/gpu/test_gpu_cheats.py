@@ -27,7 +27,7 @@ from fakes import make_request
 
 from attn_exp.core.record.file import read_record
 from attn_exp.core.record.request import REQUEST_NAME, Request
-from attn_exp.run.worker import Worker
+from attn_exp.execution.worker import Worker
 from attn_exp.worker.measure import measure
 
 pytestmark = pytest.mark.gpu

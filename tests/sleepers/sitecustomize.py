@@ -4,7 +4,7 @@ import os
 
 from attn_exp.core.host import nvml
 from attn_exp.core.host.nvml import GpuInfo
-from attn_exp.run import worker_process
+from attn_exp.execution import worker_process
 
 
 def fakes() -> list[GpuInfo]:

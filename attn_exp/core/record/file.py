@@ -1,6 +1,7 @@
 """The file of a record, `record.json` in its job's folder: written atomically, and checked when it is read.
 
-`write_record` is called by worker/__main__.py, and by run/job_queue.py and sweep/parallel.py for workers that died.
+`write_record` is called by worker/__main__.py and, for workers that died, by execution/job_queue.py and
+sweep/parallel.py.
 """
 
 from pathlib import Path

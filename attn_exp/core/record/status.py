@@ -90,7 +90,7 @@ STATUSES: dict[Status, StatusInfo] = {
     "out_of_memory": StatusInfo(
         "the case does not fit",
         final=True,
-        set_by=("worker/attempt.py", "worker/check/check.py", "run/worker.py"),
+        set_by=("worker/attempt.py", "worker/check/check.py", "execution/worker.py"),
         why="an allocation failed, or the kernel killed the worker for its memory",
         short="memory",
     ),
@@ -105,19 +105,19 @@ STATUSES: dict[Status, StatusInfo] = {
     "timeout": StatusInfo(
         "longer than `isolation.timeout_s`; the worker was killed",
         final=False,
-        set_by=("run/worker.py",),
+        set_by=("execution/worker.py",),
         why="the parent waited for the worker for as long as the limit allows",
     ),
     "crashed": StatusInfo(
         "the worker process died",
         final=False,
-        set_by=("run/worker.py", "sweep/parallel.py"),
+        set_by=("execution/worker.py", "sweep/parallel.py"),
         why="the worker, or the launcher's task around it, ended before it wrote a record",
     ),
     "error": StatusInfo(
         "the backend raised an exception",
         final=False,
-        set_by=("worker/attempt.py", "worker/loaded.py", "run/job_queue.py"),
+        set_by=("worker/attempt.py", "worker/loaded.py", "execution/job_queue.py"),
         why="an exception that no other status describes, a worker that ended without a record, or a backend whose "
         "files were changed between the command and its job",
     ),

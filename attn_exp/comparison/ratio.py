@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from attn_exp.compare.join import method_key
+from attn_exp.comparison.join import method_key
 from attn_exp.core.stats.interval import Uncertainty, combined
 from attn_exp.core.stats.paired import MARGIN_FLOOR
 from attn_exp.results.calibration import device_key

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from attn_exp.core.errors import UserError
-from attn_exp.run.worker import Outcome, Worker
-from attn_exp.run.worker_process import check_patterns
+from attn_exp.execution.worker import Outcome, Worker
+from attn_exp.execution.worker_process import check_patterns
 
 # Measures jobs in turns, beside another one or None, on the device that an earlier call returned (None at first), and
 # returns that device.

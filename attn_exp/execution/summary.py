@@ -4,8 +4,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from attn_exp.compare.brief import answer_in_brief, safe, shared_in_brief
-from attn_exp.compare.standing import standings
+from attn_exp.comparison.brief import answer_in_brief, safe, shared_in_brief
+from attn_exp.comparison.standing import standings
 from attn_exp.core.case.fields import typed_fields
 from attn_exp.core.catalogue import colour_of
 from attn_exp.core.errors import first_line
@@ -16,7 +16,7 @@ from attn_exp.results.result import Result
 from attn_exp.tracking.base import LIST_PLACE, Curve, Summary, params
 
 if TYPE_CHECKING:
-    from attn_exp.compare.rivals import Rivals
+    from attn_exp.comparison.rivals import Rivals
 
 _REASONS = 5
 # MLflow's pages become slow with more than about a hundred runs.

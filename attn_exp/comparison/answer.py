@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from attn_exp.compare import MARGIN
-from attn_exp.compare.changes import VERDICTS, Changes, compare_sweeps
-from attn_exp.compare.choice import Choice, check_ways
-from attn_exp.compare.comparison import Comparison
-from attn_exp.compare.history import History, compare_history
-from attn_exp.compare.ratio import Spreads
-from attn_exp.compare.rivals import Rivals, compare_rivals
-from attn_exp.compare.settled import Settlements
+from attn_exp.comparison import MARGIN
+from attn_exp.comparison.changes import VERDICTS, Changes, compare_sweeps
+from attn_exp.comparison.choice import Choice, check_ways
+from attn_exp.comparison.comparison import Comparison
+from attn_exp.comparison.history import History, compare_history
+from attn_exp.comparison.ratio import Spreads
+from attn_exp.comparison.rivals import Rivals, compare_rivals
+from attn_exp.comparison.settled import Settlements
 from attn_exp.core.case.filter import Filter, typed_lists
 from attn_exp.core.errors import UserError
 from attn_exp.core.stats.paired import MARGIN_FLOOR

@@ -1,7 +1,7 @@
 """A sweep in brief, as Markdown: its answer, and what its cases share."""
 
-from attn_exp.compare.page_parts import shared_line, shared_values
-from attn_exp.compare.rivals import Rivals
+from attn_exp.comparison.page_parts import shared_line, shared_values
+from attn_exp.comparison.rivals import Rivals
 from attn_exp.core.sheet.render import answer_markdown
 from attn_exp.core.sheet.sheet import MARK
 from attn_exp.core.text import markdown_text, printable

@@ -20,7 +20,7 @@ from attn_exp.results.store import user_path
 from attn_exp.tracking.base import Curve
 
 if TYPE_CHECKING:
-    from attn_exp.compare.rivals import Rivals
+    from attn_exp.comparison.rivals import Rivals
 
 # A single job needs no plot, and is no rival.
 FEWEST = 2
@@ -47,9 +47,9 @@ def ranked_rivals(sweep: Sweep, say: Callable[[str], None], show: str = "auto") 
     if sum(result.status == "ok" for result in sweep.results) < FEWEST:
         return None
     with _told("answer and no plots", say):
-        from attn_exp.compare.answer import compare_read
-        from attn_exp.compare.choice import Choice
-        from attn_exp.compare.rivals import Rivals
+        from attn_exp.comparison.answer import compare_read
+        from attn_exp.comparison.choice import Choice
+        from attn_exp.comparison.rivals import Rivals
 
         found = compare_read(Choice(show=show), [sweep])
         assert isinstance(found, Rivals)
@@ -75,7 +75,7 @@ def plots_and_curves(
         )
 
     with _told("plots", say):
-        from attn_exp.run.summary import curves
+        from attn_exp.execution.summary import curves
 
         drawn = curves(sweep.results)
         from attn_exp.plots.all import write_charts
@@ -93,7 +93,7 @@ def write_report(
     if rivals is None:
         return []
     with _told("report", say):
-        from attn_exp.compare.pages import page
+        from attn_exp.comparison.pages import page
         from attn_exp.core.sheet.render import text_of
         from attn_exp.core.sheet.sheet import Picture
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attn_exp.compare.answer_table import answer_table
-from attn_exp.compare.comparison import Comparison, SweepSummary, summarize_sweep
-from attn_exp.compare.fastest import Answer, answer_of
-from attn_exp.compare.join import WAYS, comparable_groups, latest
-from attn_exp.compare.page_parts import case_part, case_values, cell_values, value_columns
-from attn_exp.compare.ranking import Ranking, by_group, is_label, is_tie, open_pair, ranked, winners
-from attn_exp.compare.ratio import TURNS_FLOOR, Spreads, gain, geometric_mean
-from attn_exp.compare.settled import Settlements
+from attn_exp.comparison.answer_table import answer_table
+from attn_exp.comparison.comparison import Comparison, SweepSummary, summarize_sweep
+from attn_exp.comparison.fastest import Answer, answer_of
+from attn_exp.comparison.join import WAYS, comparable_groups, latest
+from attn_exp.comparison.page_parts import case_part, case_values, cell_values, value_columns
+from attn_exp.comparison.ranking import Ranking, by_group, is_label, is_tie, open_pair, ranked, winners
+from attn_exp.comparison.ratio import TURNS_FLOOR, Spreads, gain, geometric_mean
+from attn_exp.comparison.settled import Settlements
 from attn_exp.core.case.case import PASSES
 from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.record.flags import flag_marks

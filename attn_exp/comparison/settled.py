@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attn_exp.compare.join import machine, method_key
+from attn_exp.comparison.join import machine, method_key
 from attn_exp.core.source import short
 from attn_exp.results.cell import Cell
 from attn_exp.results.duels import Duelled

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from attn_exp.compare.environment import Difference, environment_summary
+from attn_exp.comparison.environment import Difference, environment_summary
 from attn_exp.core.case.case import PASSES, Case
 from attn_exp.core.case.fields import case_columns
 from attn_exp.core.frames import frame

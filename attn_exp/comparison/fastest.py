@@ -9,8 +9,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from attn_exp.compare.ranking import Ranking, by_group, is_tie, rank, winners
-from attn_exp.compare.ratio import Ratio, Spreads, gain, geometric_mean, ratio, times_text, uncertainty
+from attn_exp.comparison.ranking import Ranking, by_group, is_tie, rank, winners
+from attn_exp.comparison.ratio import Ratio, Spreads, gain, geometric_mean, ratio, times_text, uncertainty
 from attn_exp.core.host.cpu import count_of
 from attn_exp.core.text import and_text
 from attn_exp.results.cell import Cell, ChosenMetric, cells_of

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from attn_exp.compare.changes import Changes
-from attn_exp.compare.comparison import Comparison
-from attn_exp.compare.history import History, Trend
-from attn_exp.compare.page_parts import (
+from attn_exp.comparison.changes import Changes
+from attn_exp.comparison.comparison import Comparison
+from attn_exp.comparison.history import History, Trend
+from attn_exp.comparison.page_parts import (
     about_part,
     day,
     detailed,
@@ -16,7 +16,7 @@ from attn_exp.compare.page_parts import (
     shared_line,
     shared_values,
 )
-from attn_exp.compare.rivals import Rivals
+from attn_exp.comparison.rivals import Rivals
 from attn_exp.core.record.flags import flag_notes
 from attn_exp.core.sheet.sheet import Column, Headline, Page, Sheet, of_all, split, written
 from attn_exp.results.table import opinion_notes

@@ -19,8 +19,8 @@ from attn_exp.core.record.record import METHOD_VERSION, Record
 from attn_exp.core.record.request import REQUEST_NAME, Request
 from attn_exp.core.record.status import Status
 from attn_exp.core.redaction import redacted
-from attn_exp.run.isolation import InProcess
-from attn_exp.run.worker import Outcome, Worker
+from attn_exp.execution.isolation import InProcess
+from attn_exp.execution.worker import Outcome, Worker
 
 # The name of a record that this version cannot read: of a newer one, or broken. And of one by another method.
 ASIDE_NAME, OTHER_METHOD_NAME = "record.aside.json", "record.method-{}.json"

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attn_exp.compare.comparison import Comparison, case_order, summarize_sweep
-from attn_exp.compare.environment import Difference, differences
-from attn_exp.compare.join import latest, method_key
-from attn_exp.compare.page_parts import case_part, case_values
-from attn_exp.compare.ratio import Spreads
+from attn_exp.comparison.comparison import Comparison, case_order, summarize_sweep
+from attn_exp.comparison.environment import Difference, differences
+from attn_exp.comparison.join import latest, method_key
+from attn_exp.comparison.page_parts import case_part, case_values
+from attn_exp.comparison.ratio import Spreads
 from attn_exp.core.errors import UserError
 from attn_exp.core.sheet.sheet import Column, Sheet, Tone, written
 from attn_exp.core.source import short

@@ -18,10 +18,10 @@ from attn_exp.core.host.home import provide_home
 from attn_exp.core.host.nvml import GpuInfo
 from attn_exp.core.record.request import REQUEST_NAME
 from attn_exp.core.versions import installed_note
+from attn_exp.execution.gpus import WAIT_S, Lease, lease
+from attn_exp.execution.isolation import InProcess, RunFolder, make_isolation
+from attn_exp.execution.worker import Worker
 from attn_exp.results.store import IDENTITY_NAME
-from attn_exp.run.gpus import WAIT_S, Lease, lease
-from attn_exp.run.isolation import InProcess, RunFolder, make_isolation
-from attn_exp.run.worker import Worker
 from attn_exp.tracking import make_tracker
 from attn_exp.tracking.base import EndStatus, SweepInfo, Tracker
 

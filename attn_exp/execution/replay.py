@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from attn_exp.core.errors import RecordError, UserError, is_inside
 from attn_exp.core.record.profile import FOLDER as PROFILES
 from attn_exp.core.record.request import DUEL_NAME
+from attn_exp.execution.closing import FOLDER as PLOTS
+from attn_exp.execution.closing import REPORT, plots_and_curves, ranked_rivals, write_report
+from attn_exp.execution.summary import curves, summary_of
 from attn_exp.results.read import Sweep, read_folder, typed_command
 from attn_exp.results.table import write_tables
-from attn_exp.run.closing import FOLDER as PLOTS
-from attn_exp.run.closing import REPORT, plots_and_curves, ranked_rivals, write_report
-from attn_exp.run.summary import curves, summary_of
 from attn_exp.tracking.base import SweepInfo
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from operator import attrgetter
 from typing import Any
 
-from attn_exp.compare.comparison import Comparison
+from attn_exp.comparison.comparison import Comparison
 from attn_exp.core.case.case import Case
 from attn_exp.core.case.fields import MASK_FIELDS, SWITCHES, case_columns, with_mask
 from attn_exp.core.record.flags import FLAGS, flag_notes

@@ -10,12 +10,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from attn_exp.compare.answer import chosen, homes, labelled, results_of, spreads_for
-from attn_exp.compare.fastest import winners_of
-from attn_exp.compare.ranking import Ranking, by_group, is_tie
-from attn_exp.compare.ratio import Spreads
-from attn_exp.compare.rivals import compare_rivals
-from attn_exp.compare.settled import Settlements
+from attn_exp.comparison.answer import chosen, homes, labelled, results_of, spreads_for
+from attn_exp.comparison.fastest import winners_of
+from attn_exp.comparison.ranking import Ranking, by_group, is_tie
+from attn_exp.comparison.ratio import Spreads
+from attn_exp.comparison.rivals import compare_rivals
+from attn_exp.comparison.settled import Settlements
 from attn_exp.core.case.case import Case
 from attn_exp.core.catalogue import about_backend, backend_options
 from attn_exp.core.dispatch.table import MODES, Bucket, DispatchTable, Margin, Mode, facts_of, inexpressible, normalised

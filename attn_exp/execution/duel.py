@@ -25,12 +25,12 @@ from attn_exp.core.record.request import DUEL_NAME, Request, backend_label
 from attn_exp.core.redaction import redacted
 from attn_exp.core.stats.paired import PairedComparison, compare_all
 from attn_exp.core.text import at_width, half_text, percent_text
+from attn_exp.execution.context import SweepContext, open_context
+from attn_exp.execution.job_queue import JobQueue
 from attn_exp.plots.samples import plot_ratios
 from attn_exp.results.calibration import device_key, margin_for
 from attn_exp.results.store import user_path
 from attn_exp.results.table import time_text
-from attn_exp.run.context import SweepContext, open_context
-from attn_exp.run.job_queue import JobQueue
 
 # More than equal backends were observed to differ by on a busy machine.
 BUSY_MARGIN = 0.25

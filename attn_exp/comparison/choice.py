@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from attn_exp.compare import SHOWN, UNDECIDED
+from attn_exp.comparison import SHOWN, UNDECIDED
 from attn_exp.core.errors import UserError, check_name, nearest
 from attn_exp.core.sheet import FORMATS
 from attn_exp.core.values import Reader, names, one_of, rows, share, text, truth

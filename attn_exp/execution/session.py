@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
-from attn_exp.compare import SHOWN
+from attn_exp.comparison import SHOWN
 from attn_exp.config.compose import resolved_config
 from attn_exp.config.overrides import override_key
 from attn_exp.config.request import request_from_config
@@ -25,21 +25,21 @@ from attn_exp.core.record.record import METHOD_VERSION, Record
 from attn_exp.core.record.request import Measuring, Request
 from attn_exp.core.redaction import redacted
 from attn_exp.core.text import colours, terminal_width
+from attn_exp.execution.closing import plots_and_curves, ranked_rivals, write_pages, write_report, write_tree
+from attn_exp.execution.context import SweepContext, open_context
+from attn_exp.execution.isolation import RunFolder
+from attn_exp.execution.job_queue import JobQueue
+from attn_exp.execution.progress import Progress
+from attn_exp.execution.summary import summary_of
+from attn_exp.execution.worker import Worker
 from attn_exp.results.read import read_folder
 from attn_exp.results.result import Result
 from attn_exp.results.store import done_record, keep_planned, sweep_words, user_path
 from attn_exp.results.table import FORMATS, check_columns, rendered, write_tables
-from attn_exp.run.closing import plots_and_curves, ranked_rivals, write_pages, write_report, write_tree
-from attn_exp.run.context import SweepContext, open_context
-from attn_exp.run.isolation import RunFolder
-from attn_exp.run.job_queue import JobQueue
-from attn_exp.run.progress import Progress
-from attn_exp.run.summary import summary_of
-from attn_exp.run.worker import Worker
 from attn_exp.tracking.base import EndStatus
 
 if TYPE_CHECKING:
-    from attn_exp.compare.rivals import Rivals
+    from attn_exp.comparison.rivals import Rivals
 
 _KEPT_AT_ONCE = 100
 # Rows of the table at a sweep's end; `attn-exp compare` shows all.
@@ -376,7 +376,7 @@ class Session:
     def _shown(self, results: Sequence[Result], rivals: "Rivals | None", width: int) -> str:
         """Return the results in the chosen format: of several backends who is fastest, else a line for each job."""
         if self._form == "table" and rivals is not None and rivals.answer.headline() and not self._columns:
-            from attn_exp.compare.pages import end_page
+            from attn_exp.comparison.pages import end_page
             from attn_exp.core.sheet.render import table
 
             return "\n" + table(end_page(rivals), width=width, colour=colours(sys.stdout), limit=_ROWS)

@@ -14,9 +14,9 @@ from attn_exp.config.request import named_backend
 from attn_exp.core.conf import conf_folder, read_yaml
 from attn_exp.core.errors import UserError
 from attn_exp.core.record.request import Request
+from attn_exp.execution.progress import Progress
+from attn_exp.execution.worker_process import worker_variables
 from attn_exp.results.store import done_record
-from attn_exp.run.progress import Progress
-from attn_exp.run.worker_process import worker_variables
 
 _ASK_S = 300
 # The seconds of importing torch, without a look for garbage: the process answers once and ends.

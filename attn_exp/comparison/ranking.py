@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from attn_exp.compare.ratio import Ratio, Spreads, ratio
-from attn_exp.compare.settled import Settled, Settlements
+from attn_exp.comparison.ratio import Ratio, Spreads, ratio
+from attn_exp.comparison.settled import Settled, Settlements
 from attn_exp.core.stats.multiple import worse_than_best
 from attn_exp.core.stats.paired import MARGIN_FLOOR
 from attn_exp.results.cell import Cell, ChosenMetric, same_kernel

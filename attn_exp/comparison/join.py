@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from attn_exp.compare.comparison import case_order
+from attn_exp.comparison.comparison import case_order
 from attn_exp.core.case.fields import case_columns
 from attn_exp.core.source import short
 from attn_exp.results.cell import Cell

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attn_exp.compare.join import case_of
-from attn_exp.compare.ranking import Ranking, by_group, is_label, is_tie, winners
-from attn_exp.compare.ratio import gain, geometric_mean
-from attn_exp.compare.rivals import Rivals
+from attn_exp.comparison.join import case_of
+from attn_exp.comparison.ranking import Ranking, by_group, is_label, is_tie, winners
+from attn_exp.comparison.ratio import gain, geometric_mean
+from attn_exp.comparison.rivals import Rivals
 from attn_exp.core.case.case import PASSES
 from attn_exp.tracking.base import LIST_PLACE
 

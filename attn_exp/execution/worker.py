@@ -20,7 +20,7 @@ from attn_exp.core.files import cut_middle, rewrite
 from attn_exp.core.record.file import LOG_NAME
 from attn_exp.core.record.status import Status
 from attn_exp.core.redaction import redacted
-from attn_exp.run.worker_process import WorkerProcess
+from attn_exp.execution.worker_process import WorkerProcess
 
 START_LIMIT_S = 300.0
 # A job's log keeps its beginning and end, so many bytes in all.
