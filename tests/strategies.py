@@ -1,6 +1,7 @@
 from hypothesis import strategies as st
 
 from attn_exp.core.case.case import DTYPE_BYTES, E4M3, INT8, Case
+from attn_exp.core.case.masks import KINDS
 
 # Numbers by themselves; codes have tests of their own (test_quantised.py, test_int8.py).
 NUMBER_DTYPES = sorted(DTYPE_BYTES.keys() - {E4M3, INT8})
@@ -16,7 +17,7 @@ def packed_cases(draw: st.DrawFn, *, longest: int = 12) -> Case:
     # As many keys as queries are said by leaving kv_lengths out.
     ragged = ragged and any(more for _, more in requests)
     kv_lengths = tuple(queries + more for queries, more in requests) if ragged else None
-    mask = draw(st.sampled_from([None, "window", "prefix", "chunk"])) if causal else None
+    mask = draw(st.sampled_from([None, *KINDS])) if causal else None
     return Case(
         batch=1,
         q_heads=kv_heads * group,
@@ -40,7 +41,7 @@ def cases(draw: st.DrawFn, *, longest: int = 24, largest_dim: int = 16, equal_di
     lengths = st.one_of(st.just(1), st.integers(1, longest))
     head_dim = draw(st.integers(1, largest_dim))
     causal = draw(st.booleans())
-    mask = draw(st.sampled_from([None, "window", "prefix", "chunk"])) if causal else None
+    mask = draw(st.sampled_from([None, *KINDS])) if causal else None
     masks = {} if mask is None else {mask: draw(st.integers(1, longest + 2))}
     return Case(
         batch=draw(st.integers(1, 3)),

@@ -29,6 +29,8 @@ ON_CPU = (Eager, Sdpa, Flash, Math, Reference)
 
 
 def _sees(case, own, window, key):
+    if case.block is not None:
+        return key // case.block <= own // case.block
     if case.prefix is not None and key < case.prefix:
         return True
     return own - window < key <= own and (case.chunk is None or own // case.chunk == key // case.chunk)

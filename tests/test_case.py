@@ -22,6 +22,7 @@ def config(**changes):
         "window": None,
         "prefix": None,
         "chunk": None,
+        "block": None,
         "softcap": None,
         "sink": False,
         "alibi": False,

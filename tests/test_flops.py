@@ -8,6 +8,7 @@ from strategies import cases, packed_cases
 from attn_exp.attention.formula import hidden_keys
 from attn_exp.core.case.case import DTYPE_BYTES, Case
 from attn_exp.core.case.flops import compulsory_bytes, flops, flops_sdpa_convention, seen_keys, unmasked_pairs
+from attn_exp.core.case.masks import NO_NUMBER
 
 SQUARE = Case(
     batch=2, q_heads=16, kv_heads=16, q_len=1024, kv_len=1024, head_dim=128, value_dim=128, dtype="bfloat16"
@@ -32,6 +33,8 @@ def visible(case: Case) -> np.ndarray:
                     mask[row, key] |= key < case.prefix
                 if case.chunk is not None:
                     mask[row, key] &= own // case.chunk == key // case.chunk
+                if case.block is not None:
+                    mask[row, key] = key // case.block <= own // case.block
     return mask
 
 
@@ -90,7 +93,7 @@ def test_sdpa_convention_is_that_of_pytorchs_benchmark():
 
 @given(cases())
 def test_bytes_of_an_unmasked_case_are_those_of_its_tensors(case):
-    case = replace(case, causal=False, window=None, prefix=None, chunk=None)
+    case = replace(case, causal=False, **NO_NUMBER)
     rows = case.batch * case.q_heads * case.q_len
     q, out = np.array([case.head_dim, case.value_dim]) * rows * DTYPE_BYTES[case.dtype]
     keys = case.batch * case.kv_heads * case.kv_len

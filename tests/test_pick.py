@@ -118,7 +118,7 @@ def test_what_no_model_can_call_is_left_out_and_said(sweep):
     assert {label for bucket in picked.table.buckets for label in bucket.times_us} == {"flash", "cudnn"}
     said = "\n".join(picked.notes)
     for why in (
-        "a window",
+        "mask=window",
         "no function of q, k and v",
         "does not come with",
         "compiled by themselves",
@@ -137,7 +137,7 @@ def test_another_shape_gets_the_pick_of_the_nearest(sweep):
     assert (beyond.label, beyond.how) == ("cudnn", "nearest") and "q_len 65536 (measured up to 16384)" in beyond.why
     other = chooser.choice(sweeps.case(dtype="float16"), "inference")
     assert other.label is None and "float16" in other.why
-    assert chooser.choice(sweeps.case(window=64), "inference").why == "a dispatch table has no case with a window"
+    assert chooser.choice(sweeps.case(window=64), "inference").why == "a dispatch table has no case with mask=window"
     assert Chooser(table, ["flash"]).choice(sweeps.case(seq_len=16384), "inference").label == "flash"
 
 
@@ -191,7 +191,7 @@ def test_an_engine_gets_every_case_and_backend_and_reads_them_without_torch(swee
         (["pick", "s", "out=."], "out=. is a folder"),
         (["pick", "s", "out=none/t.json"], "cannot write none/t.json"),
         (["pick", "failed"], "failed has no record that is ok"),
-        (["pick", "windows"], "nothing to pick from (1 records are not in the table: a window"),
+        (["pick", "windows"], "nothing to pick from (1 records are not in the table: mask=window"),
         (["pick", "two"], "several environments (gpu NVIDIA H"),
         (["pick", "empty"], "empty has no records yet"),
     ],

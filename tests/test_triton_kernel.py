@@ -46,6 +46,8 @@ CASES = {
     "chunks": case(causal=True, chunk=24, q_len=100, kv_len=100),
     "chunks, longer keys": case(causal=True, chunk=40, q_len=50, kv_len=97),
     "chunks top-left, rows without keys": case(causal=True, chunk=10, align="top_left", q_len=90, kv_len=37),
+    "blocks": case(causal=True, block=24, q_len=90, kv_len=90),
+    "blocks bottom-right, rows without keys": case(causal=True, block=7, q_len=90, kv_len=37),
     "packed": case(q_len=80, kv_len=80, lengths=(13, 1, 40, 26)),
     "packed causal window": case(causal=True, window=9, q_len=80, kv_len=80, lengths=(13, 1, 40, 26)),
     "requests": case(q_len=22, kv_len=97, lengths=(1, 20, 1), kv_lengths=(40, 20, 37), causal=True, q_heads=4),
@@ -85,7 +87,11 @@ def random_case(seed: int) -> Case:
         value_dim=draw.choice((16, 24, 32)),
         causal=causal,
         align=draw.choice(("bottom_right", "top_left")),
-        **{draw.choice(("window", "prefix", "chunk")): draw.randint(1, 40) if causal and draw.random() < 0.7 else None},
+        **{
+            draw.choice(("window", "prefix", "chunk", "block")): draw.randint(1, 40)
+            if causal and draw.random() < 0.7
+            else None
+        },
     )
 
 

@@ -20,6 +20,7 @@ from attn_exp.config.compose import compose_config, resolved_config
 from attn_exp.config.overrides import hydra_aside, override_key
 from attn_exp.config.request import request_from_config
 from attn_exp.core.case.case import Case
+from attn_exp.core.case.fields import case_columns
 from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.host.nvml import visible_gpus
 from attn_exp.core.record.flags import FLAGS
@@ -39,11 +40,11 @@ if TYPE_CHECKING:
 
 Outcome = Literal["not slower", "slower", "undecided"]
 # The keys of `attn-exp run` that say a case, and how its tensors are drawn.
+_OF_MODEL = ("q_heads", "kv_heads", "head_dim", "value_dim", "lengths", "kv_lengths", "workload", "mlp_dim")
 _OF_CASE = (
-    "model", "dtype", "batch", "seq_len", "q_len", "kv_len", "embed_dim", "mask", "causal", "align", "window", "prefix",
-    "chunk", "softcap", "sink", "alibi", "bias", "latent", "page_size", "pages", "cache_dtype",
-    "layout", "device", "seed",
-)  # fmt: skip
+    *("model", "dtype", "seq_len", "embed_dim", "mask", "device", "seed"),
+    *(name for name in case_columns() if name not in _OF_MODEL),
+)
 # A judgement needs timed calls, and few of them.
 _BRIEF = {"min_rounds": 2, "max_rounds": 2, "budget_s": 0.01}
 

@@ -23,16 +23,13 @@ def seen_keys(case: Case, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     It sees all between them; the last precedes the first if it sees none. Neither decreases from a query to the next.
     """
     first, last, own = _sequences(case, rows)
-    if not case.causal:
-        return first, last
-    up_to_own = torch.minimum(last, own)
-    if case.prefix is not None:
-        return first, torch.maximum(up_to_own, torch.minimum(last, first + case.prefix - 1))
-    if case.window is not None:
-        first = torch.maximum(first, own - case.window + 1)
-    if case.chunk is not None:
-        first = torch.maximum(first, own - (own - first) % case.chunk)
-    return first, up_to_own
+    own -= first
+    begin, end = case.mask.first, case.mask.end
+    if end is not None:
+        last = torch.minimum(last, first + end.at(own, torch.clamp) - 1)
+    if begin is not None:
+        first = first + begin.at(own).clamp(min=0)
+    return first, last
 
 
 def own_keys(case: Case, rows: torch.Tensor) -> torch.Tensor:

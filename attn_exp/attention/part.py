@@ -6,6 +6,7 @@ import torch
 
 from attn_exp.attention.inputs import Inputs
 from attn_exp.core.case.case import NORMAL, Case
+from attn_exp.core.case.masks import NO_NUMBER
 
 # Scores of the part: 8,192 x 8,192 take 2 ms in float64 on an H200.
 PART_SCORES = {"cuda": 1 << 26, "cpu": 1 << 18}
@@ -42,7 +43,7 @@ def part_of(case: Case, inputs: Inputs) -> tuple[Case, Inputs]:
         case, batch=1, q_heads=heads, kv_heads=heads, q_len=q_len, kv_len=kv_len, lengths=lengths, kv_lengths=kv_lengths
     )
     if part.keyless:
-        part = replace(part, align="top_left", window=None, chunk=None)
+        part = replace(part, align="top_left", **NO_NUMBER)
     group = case.q_heads // case.kv_heads
 
     def cut(tensor: torch.Tensor, step: int, length: int) -> torch.Tensor:

@@ -205,7 +205,7 @@ def _hide(case: Case, scores: torch.Tensor, rows: slice) -> None:
     if case.dense:
         return
     # A causal mask hides no key from a later query that it shows to the first.
-    only_causal = case.window is None and case.chunk is None and case.lengths is None
+    only_causal = case.mask.first is None and case.lengths is None
     first = min(scores.shape[-1], max(0, rows.start + case.offset + 1)) if only_causal else 0
     hidden = hidden_keys(case, rows.start, rows.stop - rows.start, scores.device, first, scores.shape[-1])
     scores[..., first:].masked_fill_(hidden, float("-inf"))
@@ -213,12 +213,7 @@ def _hide(case: Case, scores: torch.Tensor, rows: slice) -> None:
 
 def _last_seen_key(case: Case, rows: slice) -> int:
     """Return one past the last key that any of these queries sees, at least 1; later keys need not be computed."""
-    if not case.causal:
-        return case.kv_len
-    end: int = rows.stop + case.offset
-    if case.prefix is not None or case.kv_lengths is not None:
-        end = int(seen_keys(case, torch.tensor([rows.stop - 1]))[1]) + 1
-    return max(1, min(case.kv_len, end))
+    return max(1, int(seen_keys(case, torch.tensor([rows.stop - 1]))[1]) + 1)
 
 
 def _slices(case: Case, heads: int, device: str) -> Iterator[tuple[slice, slice]]:

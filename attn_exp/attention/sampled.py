@@ -172,7 +172,7 @@ def _capped_and_hidden(
     if not case.dense:
         key = torch.arange(scores.shape[-1], device=scores.device)
         hidden = key > last[..., None]
-        if case.window is not None or case.chunk is not None or case.lengths is not None:
+        if case.mask.first is not None or case.lengths is not None:
             hidden |= key < first[..., None]
         scores.masked_fill_(hidden, float("-inf"))
     return scores, slope

@@ -46,7 +46,7 @@ class CudnnGraph(DeclarativeBackend):
     # cuDNN itself reports what depends on its version and the GPU: head dimensions above 128, windows, ragged offsets.
     supports = Supports(
         dtypes=("bfloat16", "float16", E4M3),
-        window=True,
+        masks=("window",),
         packed=True,
         paged=True,
         value_dims="any",

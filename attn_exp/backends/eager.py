@@ -8,6 +8,7 @@ from attn_exp.attention.inputs import Inputs, paged, sinks_in
 from attn_exp.backends.base import Calls, DeclarativeBackend, calls_of, from_pages
 from attn_exp.backends.supports import Supports
 from attn_exp.core.case.case import HALVES, Case
+from attn_exp.core.case.masks import EVERY
 
 
 class Eager(DeclarativeBackend):
@@ -16,9 +17,7 @@ class Eager(DeclarativeBackend):
     supports = Supports(
         devices=("cuda", "cpu"),
         dtypes=("bfloat16", "float16", "float32"),
-        window=True,
-        prefix=True,
-        chunk=True,
+        masks=EVERY,
         softcap=True,
         sink=True,
         alibi=True,

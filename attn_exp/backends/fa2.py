@@ -22,7 +22,7 @@ class FlashAttention2(Reproducible):
 
     supports = Supports(
         align=("bottom_right",),
-        window=True,
+        masks=("window",),
         softcap=True,
         packed=True,
         paged=True,

@@ -66,7 +66,7 @@ class FlashAttention3(Reproducible):
         # mha_bwd supports only half precision.
         forward_only=(E4M3,),
         align=("bottom_right",),
-        window=True,
+        masks=("window",),
         softcap=True,
         packed=True,
         # "If the row of the mask is all zero, the output will be zero."

@@ -27,7 +27,7 @@ class FlashAttention4(Reproducible):
     # one, and 64 with 128 has no backward.
     supports = Supports(
         align=("bottom_right",),
-        window=True,
+        masks=("window",),
         softcap=True,
         packed=True,
         head_dims=(64, 96, 128, 256),

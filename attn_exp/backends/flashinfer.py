@@ -39,7 +39,7 @@ class FlashInfer(DeclarativeBackend):
     supports = Supports(
         passes=("forward",),
         align=("bottom_right",),
-        window=True,
+        masks=("window",),
         softcap=True,
         latent=True,
         packed=True,

@@ -16,6 +16,7 @@ from attn_exp.backends.compile import with_own_code
 from attn_exp.backends.fa4 import FlashAttention4
 from attn_exp.backends.supports import Supports
 from attn_exp.core.case.case import Case
+from attn_exp.core.case.masks import EVERY
 
 
 class Flex(DeclarativeBackend):
@@ -25,7 +26,7 @@ class Flex(DeclarativeBackend):
     """
 
     supports = Supports(
-        dtypes=("bfloat16", "float16", "float32"), window=True, prefix=True, chunk=True, softcap=True, sink=True,
+        dtypes=("bfloat16", "float16", "float32"), masks=EVERY, softcap=True, sink=True,
         alibi=True, bias=True, latent=True, packed=True, ragged=True, value_dims="any", capability=(8, 0),
         # Its template with 576 needs 344,064 bytes of shared memory; an H100 has 232,448.
         largest_head_dim=512,
@@ -118,23 +119,20 @@ def _mask(case: Case, device: torch.device) -> Any:
     if case.kv_lengths is not None:
         first, last = seen_keys(case, torch.arange(case.q_len, device=device))
         return lambda b, h, q, k: (k >= first[q]) & (k <= last[q])
-    causal, offset, window, prefix, chunk = case.causal, case.offset, case.window, case.prefix, case.chunk
+    offset, begin, end = case.offset, case.mask.first, case.mask.end
     sequence = start = None
     if case.lengths is not None:
         sequence = sequence_ids(case, device)
         start = starts_of(case.lengths, device)[sequence]
 
     def seen(b: Any, h: Any, q: Any, k: Any) -> Any:
-        visible = k >= 0
-        if causal:
-            visible = visible & (k <= q + offset)
-        if window is not None:
-            visible = visible & (k > q + offset - window)
-        first = 0 if start is None else start[q]
-        if prefix is not None:
-            visible = visible | (k < first + prefix)
-        if chunk is not None:
-            visible = visible & ((k - first) // chunk == (q + offset - first) // chunk)
+        visible, first = k >= 0, 0 if start is None else start[q]
+        key, own = k - first, q + offset - first
+        if end is not None:
+            visible = visible & (key < replace(end, least=None).at(own))
+            visible = visible if end.least is None else visible | (key < end.least)
+        if begin is not None:
+            visible = visible & (key >= begin.at(own))
         if sequence is not None:
             visible = visible & (sequence[q] == sequence[k])
         return visible

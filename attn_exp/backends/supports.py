@@ -3,14 +3,12 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from attn_exp.core.case.case import ALIGNMENTS, CAUSAL_MASKS, HALVES, TYPED_DTYPES, Case
+from attn_exp.core.case.case import ALIGNMENTS, HALVES, TYPED_DTYPES, Case
+from attn_exp.core.case.masks import KINDS
 
 _OTHERS = "or see attn-exp backends"
 # Features that not every backend has, in the order of its summary: the case's field, and what to set without it.
 _FEATURES = {
-    "window": ("window", "has no sliding window: set window=null"),
-    "prefix": ("prefix", "has no prefix: set prefix=null"),
-    "chunk": ("chunk", "has no chunks: set chunk=null"),
     "softcap": ("softcap", "has no softcap: set softcap=null"),
     "sink": ("sink", "has no sinks: set sink=false"),
     "alibi": ("alibi", "has no ALiBi: set alibi=false"),
@@ -35,9 +33,7 @@ class Supports:
         forward_only: dtypes without a backward.
         align: the causal alignments that it supports where q_len != kv_len.
         grouped: fewer key-value heads than query heads.
-        window: a sliding window.
-        prefix: a prefix that every query sees.
-        chunk: chunks of positions that see only their own keys.
+        masks: the kinds of masks with a number, by its field (attn_exp/core/case/masks.py).
         softcap: capped scores.
         sink: a learned logit of each query head.
         alibi: scores that lose the distance times a slope.
@@ -62,9 +58,7 @@ class Supports:
     forward_only: tuple[str, ...] = ()
     align: tuple[str, ...] = ALIGNMENTS
     grouped: bool = True
-    window: bool = False
-    prefix: bool = False
-    chunk: bool = False
+    masks: tuple[str, ...] = ()
     softcap: bool = False
     sink: bool = False
     alibi: bool = False
@@ -101,6 +95,7 @@ class Supports:
             words.append(pairs)
         words += ["grouped heads"] if self.grouped else []
         words += ["q != kv " + " or ".join(name.replace("_", "-") for name in self.align)] if self.align else []
+        words += self.masks
         words += [name.replace("_", " ") for name in _FEATURES if getattr(self, name)]
         words += ["forward only"] if self.passes == ("forward",) else []
         words += [f"{TYPED_DTYPES.get(name, name)} forward only" for name in self.forward_only]
@@ -111,7 +106,6 @@ class Supports:
 
     def refusal(self, case: Case, device: str) -> str | None:
         """Return why a case is not supported, in one sentence that says what to set instead; None if it is."""
-        features = {name: (field, f"{said}, {_OTHERS}") for name, (field, said) in _FEATURES.items()}
         checks = (
             (device in self.devices, f"runs only on {DEVICES[self.devices[0]]}: see attn-exp backends"),
             (case.dtype in self.dtypes, f"computes {_words(self.dtypes)}, not {case.dtype}"),
@@ -124,8 +118,15 @@ class Supports:
             ),
             *(
                 # A mask that hides nothing is none.
-                (getattr(self, name) or not getattr(case, field) or (field in CAUSAL_MASKS and case.dense), said)
-                for name, (field, said) in features.items()
+                (
+                    name in self.masks or not getattr(case, name) or case.dense,
+                    f"has no {kind.lacking}: set {name}=null, {_OTHERS}",
+                )
+                for name, kind in KINDS.items()
+            ),
+            *(
+                (getattr(self, name) or not getattr(case, field), f"{said}, {_OTHERS}")
+                for name, (field, said) in _FEATURES.items()
             ),
             (
                 self.page_sizes is None or case.page_size is None or case.page_size in self.page_sizes,

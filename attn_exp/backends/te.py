@@ -23,7 +23,7 @@ class TransformerEngine(DeclarativeBackend):
     """
 
     supports = Supports(
-        window=True,
+        masks=("window",),
         # cuDNN's path has no softcap; FlashAttention computes it where it is installed.
         softcap=True,
         packed=True,

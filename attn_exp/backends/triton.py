@@ -13,8 +13,9 @@ from attn_exp.attention.pages import CACHE_SCALE
 from attn_exp.backends.base import Calls, DeclarativeBackend, calls_of
 from attn_exp.backends.package import Package
 from attn_exp.backends.supports import Supports
-from attn_exp.core.case.case import CAUSAL_MASKS, Case
+from attn_exp.core.case.case import Case
 from attn_exp.core.case.flops import unmasked_pairs
+from attn_exp.core.case.masks import EVERY, Causal, Numbered, Window
 
 
 class Triton(DeclarativeBackend):
@@ -22,9 +23,7 @@ class Triton(DeclarativeBackend):
 
     supports = Supports(
         dtypes=("bfloat16", "float16", "float32"),
-        window=True,
-        prefix=True,
-        chunk=True,
+        masks=EVERY,
         softcap=True,
         sink=True,
         alibi=True,
@@ -66,7 +65,7 @@ def _decodes(case: Case) -> bool:
     from attn_exp.kernels.decode import LARGEST_ROWS, LEAST_KEYS
 
     rows = case.q_heads // case.kv_heads * case.q_len
-    masked = case.lengths is not None or any(getattr(case, name) is not None for name in CAUSAL_MASKS)
+    masked = case.lengths is not None or isinstance(case.mask, Numbered)
     scored = case.softcap is not None or case.sink or biased(case)
     return rows <= LARGEST_ROWS and case.kv_len >= LEAST_KEYS and not (scored or (masked and not case.dense))
 
@@ -90,7 +89,7 @@ def mask_of(case: Case, device: torch.device) -> dict[str, Any]:
 
     if case.dense:
         return {}
-    if case.lengths is None and case.prefix is None and case.chunk is None:
+    if case.lengths is None and type(case.mask) in (Causal, Window):
         return {"causal": True, "offset": case.offset, "window": case.window}
     first, last = seen_keys(case, torch.arange(case.q_len, device=device))
     return {"bounds": bounds_of(first, last, case.kv_len, unmasked_pairs(case))}

@@ -22,7 +22,7 @@ class Varlen(Reproducible):
     # aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_varlen_fwd.
     supports = Supports(
         align=("bottom_right",),
-        window=True,
+        masks=("window",),
         packed=True,
         ragged=True,
         largest_head_dim=256,

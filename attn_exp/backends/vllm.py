@@ -26,7 +26,7 @@ class VllmFlash3(DeclarativeBackend):
     supports = Supports(
         passes=("forward",),
         align=("bottom_right",),
-        window=True,
+        masks=("window",),
         softcap=True,
         latent=True,
         packed=True,

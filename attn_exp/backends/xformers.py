@@ -68,7 +68,7 @@ class XformersFlash3(DeclarativeBackend):
     supports = Supports(
         align=("bottom_right",),
         grouped=False,
-        window=True,
+        masks=("window",),
         packed=True,
         # SUPPORTED_MIN_K of the backward and SUPPORTED_MAX_K; FlashAttention 3 rounds up to these.
         head_dims=(64, 96, 128, 192, 256),

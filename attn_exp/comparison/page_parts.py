@@ -140,7 +140,7 @@ def case_part(cells: Sequence[Cell]) -> tuple[Column, ...]:
     )
     return (
         *columns,
-        Column("mask", "mask" if masked and not labelled else "", joined=lambda values: _case_of(values).mask),
+        Column("mask", "mask" if masked and not labelled else "", joined=lambda values: str(_case_of(values).mask)),
         Column("case", "case" if labelled else "", joined=lambda values: _case_of(values).label()),
     )
 

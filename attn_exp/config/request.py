@@ -4,13 +4,14 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from attn_exp.config.kept import kept_config
-from attn_exp.core.case.case import NORMAL, PASSES, WORKLOADS, Case
+from attn_exp.core.case.case import NORMAL, PAGES, PASSES, WORKLOADS, Case
 from attn_exp.core.case.config import case_from_config
 from attn_exp.core.catalogue import about_backend, backend_options, input_kinds, timer_choice, timers
 from attn_exp.core.conf import choice, conf_folder, read_yaml
@@ -28,20 +29,11 @@ GOLDS = ("float32", "eager")
 _LATER = {"determinism": False, "accumulate": False, "gold": "float32"}
 # The regime in the identity of a job. `sustained` was the default of methods 1 to 4.
 _REGIMES_HASHED = {"burst": "sustained", "sustained": "under load"}
-# Fields of a case that are younger than the identity, which has them where they are set.
-_LATER_FIELDS = {
-    "prefix": None,
-    "chunk": None,
-    "kv_lengths": None,
-    "sink": False,
-    "alibi": False,
-    "bias": None,
-    "latent": False,
-    "page_size": None,
-    "cache_dtype": None,
+# Fields of a case that are older than the identity, which has others where they are set.
+_FIRST_FIELDS = {
+    *("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "value_dim", "dtype"),
+    *("causal", "align", "window", "softcap", "lengths", "layout"),
 }
-# An order of pages is as old as they are.
-_FIRST_PAGES = (None, "shuffled")
 # The mistake in a profiler's option, by the type of its default.
 _KINDS = {bool: "neither true nor false", int: "not a whole number from 1 on", list: "not a list: write [...]"}
 # Every configuration has these groups, and these keys in them.
@@ -346,14 +338,10 @@ def _identity(
             del parts["measuring"][name]
     # The default has the name that it had: jobs are found again, and measured again by the newer method.
     parts["measuring"]["regime"] = _REGIMES_HASHED[measuring.regime]
-    if case.workload is None:
-        # A case without a block around it keeps the identity that it had before there were workloads.
-        del parts["case"]["workload"], parts["case"]["mlp_dim"]
-    for name, unset in _LATER_FIELDS.items():
-        if parts["case"][name] == unset:
-            del parts["case"][name]
-    if case.pages in _FIRST_PAGES:
-        del parts["case"]["pages"]
+    for field in fields(Case):
+        usual = PAGES[0] if field.name == "pages" and case.pages else field.default
+        if field.name not in _FIRST_FIELDS and parts["case"][field.name] == usual:
+            del parts["case"][field.name]
     if compile_.name is None:
         # As before a compilation could have a name.
         del parts["compile"]["name"]

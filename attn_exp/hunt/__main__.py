@@ -20,6 +20,7 @@ from attn_exp.backends.base import load_backend
 from attn_exp.backends.package import Unavailable
 from attn_exp.backends.supports import Supports
 from attn_exp.core.case.case import DTYPE_BYTES
+from attn_exp.core.case.masks import EVERY
 from attn_exp.core.errors import UserError
 from attn_exp.core.host.process import die_with_parent
 from attn_exp.hunt.example import Example, Outcome, Question, Search
@@ -36,7 +37,7 @@ _BUGS: dict[str, type[AssertionError]] = {
 _ENDLESS = 10**9
 _SHOWN_EVERY_S = 0.5
 _EVERYTHING = Supports(
-    devices=("cuda", "cpu"), dtypes=tuple(DTYPE_BYTES), window=True, prefix=True, chunk=True, softcap=True,
+    devices=("cuda", "cpu"), dtypes=tuple(DTYPE_BYTES), masks=EVERY, softcap=True,
     packed=True, keyless=True, value_dims="any",
 )  # fmt: skip
 

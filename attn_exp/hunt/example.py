@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from attn_exp.core.case.case import BIASES, CAUSAL_MASKS, DTYPES, LAYOUTS, Case
+from attn_exp.core.case.case import BIASES, DTYPES, LAYOUTS, Case
 from attn_exp.core.case.fields import SWITCHES
+from attn_exp.core.case.masks import KINDS
 
 # The word for a case without a bias.
 NO_BIAS = "none"
@@ -16,7 +17,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "bias": (NO_BIAS, *BIASES),
 }
 # Numbers that a case may be without.
-OPTIONAL = (*CAUSAL_MASKS, "softcap", "page_size")
+OPTIONAL = (*KINDS, "softcap", "page_size")
 NUMBERS = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "seq_len", "head_dim", "value_dim", *OPTIONAL)
 
 

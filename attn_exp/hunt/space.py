@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from attn_exp.attention.hard_values import KINDS
 from attn_exp.backends.supports import DEVICES, Supports
-from attn_exp.core.case.case import CAUSAL_MASKS, NORMAL, Case
+from attn_exp.core.case import masks
+from attn_exp.core.case.case import NORMAL, Case
 from attn_exp.core.case.fields import SWITCHES
 from attn_exp.core.case.filter import Conjunct, Filter
 from attn_exp.core.errors import UserError
@@ -246,10 +247,10 @@ class Examples:
 
     def _mask(self, draw: st.DrawFn, causal: bool, kv_len: int) -> dict[str, int | None]:
         """Return what changes a causal mask, by its name; most often nothing."""
-        restricted = [name for name in CAUSAL_MASKS if self.space.restricts(name)]
+        restricted = [name for name in masks.KINDS if self.space.restricts(name)]
         if restricted:
             return {name: draw(st.sampled_from(self.space.numbers(name))) for name in restricted}
-        there = [name for name in CAUSAL_MASKS if causal and getattr(self.supports, name)]
+        there = [name for name in self.supports.masks if causal]
         if not there or not draw(st.booleans()):
             return {}
         return {draw(st.sampled_from(there)): draw(st.integers(1, kv_len + 1))}

@@ -199,7 +199,9 @@ def _row(
     row: dict[str, Any] = {"backend": result.label, "model": result.model}
     values = typed_fields(result.case, square=square)
     if masked:
-        values = {name: value for name, value in values.items() if name not in MASK_FIELDS} | {"mask": result.case.mask}
+        values = {name: value for name, value in values.items() if name not in MASK_FIELDS} | {
+            "mask": str(result.case.mask)
+        }
     row |= {name: plain(value) for name, value in values.items()}
     row["embed_dim"] = result.case.embed_dim
     way = result.measuring

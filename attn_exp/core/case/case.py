@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from attn_exp.core.case.masks import KINDS, Causal, Full
 from attn_exp.core.errors import UserError, nearest
 
 E4M3 = "float8_e4m3fn"
@@ -41,10 +42,6 @@ _LARGEST_MLP = 1 << 20
 # Keys of a page, and the orders of pages, the usual one first.
 LARGEST_PAGE = 256
 PAGES = ("shuffled", "linear", "shared")
-# The fields that change a causal mask, and how; a case has at most one of them.
-CAUSAL_MASKS = {"window": "slides along", "prefix": "adds keys to", "chunk": "cuts"}
-# The masks that change a causal one, as conf/mask names them.
-_TYPED_MASKS = {"window": "window", "prefix": "prefix_lm", "chunk": "chunked"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +70,8 @@ class Case:
         prefix: the first keys, which under a causal mask every query sees (prefix LM, arXiv:1910.10683, 3.2.1).
         chunk: under a causal mask a query sees only keys of its own chunk of so many positions (Llama 4's
             `attention_chunk_size`). The position of query i is that of the last key that it sees.
+        block: under a causal mask a query also sees the later keys of its own block of so many positions: causal
+            between blocks, full inside of them (diffusion language models, arXiv:2503.09573).
         softcap: bounds the scores before the mask: softcap * tanh(scores / softcap).
         sink: whether each query head has a learned logit that joins the softmax's denominator and has no value
             (gpt-oss, arXiv:2508.10925). Its values follow from the case (attn_exp/attention/sinks.py), and its
@@ -121,6 +120,7 @@ class Case:
     window: int | None = None
     prefix: int | None = None
     chunk: int | None = None
+    block: int | None = None
     softcap: float | None = None
     sink: bool = False
     alibi: bool = False
@@ -152,8 +152,7 @@ class Case:
             raise UserError(f"causal={self.causal!r} is neither true nor false")
         if self.align not in ALIGNMENTS:
             raise UserError(f"align={self.align!r} is not one of {', '.join(ALIGNMENTS)}")
-        for name, does in CAUSAL_MASKS.items():
-            self._check_keys(name, does)
+        self._check_mask()
         cap = self.softcap
         if cap is not None and (isinstance(cap, bool) or not isinstance(cap, int | float) or not 0 < cap < 1e6):
             raise UserError(f"softcap={cap!r} is not a positive number; null is no softcap")
@@ -189,17 +188,16 @@ class Case:
         if largest_bytes > _LARGEST_TENSOR_BYTES:
             raise UserError(f"one tensor of this case takes {largest_bytes / 2**40:.1f} TiB: lower batch or seq_len")
 
-    def _check_keys(self, name: str, does: str) -> None:
-        keys = getattr(self, name)
-        if keys is None:
-            return
-        if not isinstance(keys, int) or isinstance(keys, bool) or keys < 1:
-            raise UserError(f"{name}={keys!r} is not a positive number of keys; null is no {name}")
-        if not self.causal:
-            raise UserError(f"{name}={keys} {does} a causal mask: set causal=true, or {name}=null")
-        for other in CAUSAL_MASKS:
-            if other != name and getattr(self, other) is not None:
-                raise UserError(f"{name}={keys} and {other}={getattr(self, other)} are two masks: set {other}=null")
+    def _check_mask(self) -> None:
+        numbers = [(name, keys) for name in KINDS if (keys := getattr(self, name)) is not None]
+        for name, keys in numbers:
+            if not isinstance(keys, int) or isinstance(keys, bool) or keys < 1:
+                raise UserError(f"{name}={keys!r} is not a positive number of keys; null is no {name}")
+            if not self.causal:
+                raise UserError(f"{name}={keys} {KINDS[name].does} a causal mask: set causal=true, or {name}=null")
+        if len(numbers) > 1:
+            (name, keys), (other, others), *_ = numbers
+            raise UserError(f"{name}={keys} and {other}={others} are two masks: set {other}=null")
 
     def _check_lengths(self, lengths: tuple[int, ...], kv_lengths: tuple[int, ...] | None) -> None:
         for name, own in (("lengths", lengths), ("kv_lengths", kv_lengths)):
@@ -363,35 +361,32 @@ class Case:
         return self.kv_len - self.q_len if self.align == "bottom_right" else 0
 
     @property
+    def mask(self) -> Full:
+        """Return the mask of each sequence."""
+        for name, kind in KINDS.items():
+            if (number := getattr(self, name)) is not None:
+                return kind(number)
+        return Causal() if self.causal else Full()
+
+    @property
     def dense(self) -> bool:
         """Whether every query sees every key: no mask, or one that hides nothing, as in decoding."""
         if self.lengths is not None:
             return False
-        if not self.causal or (self.prefix is not None and self.prefix >= self.kv_len):
-            return True
-        kept = self.window or self.chunk or self.kv_len
-        return self.q_len == 1 and self.align == "bottom_right" and kept >= self.kv_len
+        first, end = self.mask.first, self.mask.end
+        return (end is None or end.at(self.offset) >= self.kv_len) and (
+            first is None or first.at(self.offset + self.q_len - 1) <= 0
+        )
 
     @property
     def keyless(self) -> str | None:
         """Return which queries see no key, with a softmax of 0 / 0, and what to set instead; None if all see one."""
-        if self.prefix is not None:
-            return None
-        if self.causal and self.align == "bottom_right" and self.q_len > self.kv_len:
+        first, end = self.mask.first, self.mask.end
+        if end is not None and end.at(self.offset) <= 0:
             return "the first queries see no key, their softmax is undefined: set align=top_left or q_len <= kv_len"
-        if self.window is not None and self.align == "top_left" and self.q_len - self.window >= self.kv_len:
-            return "the last queries see no key, their softmax is undefined: widen the window, or lower q_len"
-        if self.chunk is not None and (self.q_len - 1 + self.offset) // self.chunk * self.chunk >= self.kv_len:
-            return "the last queries see no key, their softmax is undefined: enlarge the chunk, or lower q_len"
+        if first is not None and first.at(self.offset + self.q_len - 1) >= self.kv_len:
+            return "the last queries see no key, their softmax is undefined: set a wider mask, or lower q_len"
         return None
-
-    @property
-    def mask(self) -> str:
-        """Return the mask as conf/mask names it, with its keys if it has some: `full`, `causal`, `prefix_lm (256)`."""
-        for name, typed in _TYPED_MASKS.items():
-            if (keys := getattr(self, name)) is not None:
-                return f"{typed} ({keys})"
-        return "causal" if self.causal else "full"
 
     @property
     def most_keys(self) -> int:
@@ -423,8 +418,8 @@ class Case:
         mask = "causal" if self.causal else "full"
         if self.causal and not self.square:
             mask += f" {self.align}"
-        more = (("w", self.window), ("prefix", self.prefix), ("chunk", self.chunk))
-        return " ".join([mask, *(f"{word}{keys}" for word, keys in more if keys is not None)])
+        more = [f"{kind.word}{keys}" for name, kind in KINDS.items() if (keys := getattr(self, name)) is not None]
+        return " ".join([mask, *more])
 
     def _more(self) -> list[str]:
         more = [f"cap{self.softcap:g}"] if self.softcap is not None else []

@@ -1,12 +1,16 @@
 """Make the case that a composed configuration describes."""
 
+from dataclasses import fields
 from typing import Any
 
 from attn_exp.core.case.case import LARGEST, WORKLOADS, Case, nearest_divisor
+from attn_exp.core.case.fields import SWITCHES
 from attn_exp.core.case.packed import packed_lengths
 from attn_exp.core.errors import UserError
 
 _LARGEST_EMBEDDING = 1 << 24
+# The fields of a case that are not a key of the configuration as it is.
+_MADE = {"dtype", "lengths", "kv_lengths", "cache_dtype", "workload", "mlp_dim", *SWITCHES}
 
 
 def case_from_config(config: dict[str, Any]) -> Case:
@@ -51,35 +55,23 @@ def case_from_config(config: dict[str, Any]) -> Case:
         # Typed once as seq_len; the case would refuse q_len, which was not typed.
         raise UserError(f"seq_len={seq_len!r} is not a whole number from 1 to {LARGEST['q_len']:,}")
     no_block = config["workload"] == WORKLOADS[0]
-    sizes = {
-        "batch": config["batch"],
-        "q_heads": model.get("q_heads"),
-        "kv_heads": model.get("kv_heads") if model.get("kv_heads") is not None else model.get("q_heads"),
-        "q_len": config["q_len"],
-        "kv_len": config["kv_len"],
-        "head_dim": head_dim,
-        "value_dim": model.get("value_dim") if model.get("value_dim") is not None else head_dim,
-        "dtype": config["dtype"]["name"],
-        "causal": config["causal"],
-        "align": config["align"],
-        "window": config["window"],
-        "prefix": config["prefix"],
-        "chunk": config["chunk"],
-        "softcap": config["softcap"],
-        "sink": False if config["sink"] is None else config["sink"],
-        "alibi": False if config["alibi"] is None else config["alibi"],
-        "bias": config["bias"],
-        "latent": False if config["latent"] is None else config["latent"],
-        "lengths": lengths,
-        "kv_lengths": kv_lengths,
-        "page_size": config["page_size"],
-        "pages": config["pages"],
-        "cache_dtype": None if config["cache_dtype"] == "auto" else config["cache_dtype"],
-        "layout": config["layout"],
-        "workload": None if no_block else str(config["workload"]),
-        "mlp_dim": None if no_block else config["mlp_dim"],
-    }
-    case = Case(**sizes)
+    q_heads = model.get("q_heads")
+    as_typed = {one.name: config[one.name] for one in fields(Case) if one.name in config and one.name not in _MADE}
+    # A model may leave a feature out.
+    as_typed |= {name: False if config[name] is None else config[name] for name in SWITCHES}
+    case = Case(
+        **as_typed,
+        q_heads=q_heads,
+        kv_heads=q_heads if model.get("kv_heads") is None else model["kv_heads"],
+        head_dim=head_dim,
+        value_dim=head_dim if model.get("value_dim") is None else model["value_dim"],
+        dtype=config["dtype"]["name"],
+        lengths=lengths,
+        kv_lengths=kv_lengths,
+        cache_dtype=None if config["cache_dtype"] == "auto" else config["cache_dtype"],
+        workload=None if no_block else str(config["workload"]),
+        mlp_dim=None if no_block else config["mlp_dim"],
+    )
     for key, unset in (("pages", None), ("cache_dtype", "auto")):
         if config[key] != unset and case.page_size is None:
             raise UserError(f"{key}={config[key]} is of a paged cache: set cache=paged, or {key}={unset or 'null'}")

@@ -5,11 +5,12 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
-from attn_exp.core.case.case import CAUSAL_MASKS, TYPED_DTYPES, Case
+from attn_exp.core.case.case import TYPED_DTYPES, Case
+from attn_exp.core.case.masks import KINDS, Numbered
 from attn_exp.core.case.packed import typed_lengths
 
 # The fields that `Case.mask` names in one word.
-MASK_FIELDS = ("causal", *CAUSAL_MASKS)
+MASK_FIELDS = ("causal", *KINDS)
 # Features that a case has or lacks, such as a sink.
 SWITCHES = ("sink", "alibi", "latent")
 
@@ -25,8 +26,7 @@ def with_mask(cases: Iterable[Case]) -> bool:
 
     Cases whose masks differ in only a number, as windows do, are best told apart by that number.
     """
-    own = {tuple(getattr(case, name) is not None for name in CAUSAL_MASKS) for case in cases}
-    return len(own) > 1
+    return len({type(case.mask) if isinstance(case.mask, Numbered) else None for case in cases}) > 1
 
 
 def typed_fields(case: Case, *, square: bool) -> dict[str, Any]:

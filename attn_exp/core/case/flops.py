@@ -16,18 +16,10 @@ def unmasked_pairs(case: Case) -> int:
     """
     if case.lengths is not None:
         return sum(unmasked_pairs(one) for one in _sequences(case))
-    if not case.causal:
-        return case.q_len * case.kv_len
-    up_to_own = _pairs_up_to(case, case.offset)
-    if case.window is not None:
-        return up_to_own - _pairs_up_to(case, case.offset - case.window)
-    if case.prefix is not None:
-        # Every query sees the prefix, whose keys up to its own are counted already.
-        prefix = min(case.prefix, case.kv_len)
-        return up_to_own + case.q_len * prefix - _pairs_up_to(replace(case, kv_len=prefix), case.offset)
-    if case.chunk is not None:
-        return up_to_own - _pairs_before_chunk(case, case.chunk)
-    return up_to_own
+    first, end = case.mask.first, case.mask.end
+    of_queries = case.offset, case.offset + case.q_len, case.kv_len
+    seen = case.q_len * case.kv_len if end is None else end.total(*of_queries)
+    return seen if first is None else seen - first.total(*of_queries)
 
 
 def seen_keys(case: Case) -> int:
@@ -56,15 +48,11 @@ def keys_read_again(case: Case) -> int:
 
 def _seen_range(case: Case) -> range:
     """Return the keys of one sequence that at least one query sees."""
-    if not case.causal:
-        return range(case.kv_len)
-    offset, first = case.offset, 0
-    if case.window is not None:
-        first = max(0, offset - case.window + 1)
-    if case.chunk is not None:
-        first = max(0, offset) // case.chunk * case.chunk
-    last = min(case.kv_len, max(case.q_len + offset, case.prefix or 0)) - 1
-    return range(first, last + 1)
+    first, end = case.mask.first, case.mask.end
+    return range(
+        0 if first is None else max(0, first.at(case.offset)),
+        case.kv_len if end is None else max(0, min(case.kv_len, end.at(case.offset + case.q_len - 1))),
+    )
 
 
 def _sequences(case: Case) -> list[Case]:
@@ -75,33 +63,6 @@ def _sequences(case: Case) -> list[Case]:
         replace(whole, q_len=queries, kv_len=keys)
         for queries, keys in zip(lengths, case.kv_lengths or lengths, strict=True)
     ]
-
-
-def _pairs_up_to(case: Case, offset: int) -> int:
-    """Return the number of pairs of query i and key j with 0 <= j <= i + offset.
-
-    It is the sum of i + offset + 1, clamped to [0, kv_len].
-    """
-
-    def held_sum(n: int) -> int:
-        """Return the sum of m clamped to [0, kv_len] over all m <= n."""
-        n, beyond = min(max(n, 0), case.kv_len), max(0, n - case.kv_len)
-        return n * (n + 1) // 2 + beyond * case.kv_len
-
-    return held_sum(offset + case.q_len) - held_sum(offset)
-
-
-def _pairs_before_chunk(case: Case, chunk: int) -> int:
-    """Return the number of pairs of a query and a key before the query's chunk."""
-
-    def before(end: int) -> int:
-        """Return the sum of min(position // chunk * chunk, kv_len) over all positions before `end`."""
-        end = max(0, end)
-        held = min(end, -(-case.kv_len // chunk) * chunk)  # later chunks begin beyond the last key
-        whole, rest = divmod(held, chunk)
-        return chunk * chunk * (whole * (whole - 1) // 2) + rest * whole * chunk + (end - held) * case.kv_len
-
-    return before(case.q_len + case.offset) - before(case.offset)
 
 
 def flops(case: Case, direction: str) -> int:

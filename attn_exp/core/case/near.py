@@ -6,6 +6,7 @@ from typing import Any
 
 from attn_exp.core.case.case import INT8, LAYOUTS, Case
 from attn_exp.core.case.flops import unmasked_pairs
+from attn_exp.core.case.masks import KINDS, Numbered
 
 # The distance that one property (a mask, a layout) adds, in octaves of sizes.
 _PROPERTY = 1.5
@@ -26,9 +27,7 @@ def kind_of(case: Case) -> dict[str, Any]:
     mask = "full" if case.dense else "causal" if case.causal else "packed"
     return {
         "dtype": case.dtype,
-        "mask": " ".join(
-            [mask, *(name for name in ("window", "prefix", "chunk") if not case.dense and getattr(case, name))]
-        ),
+        "mask": " ".join([mask, *(name for name in KINDS if not case.dense and getattr(case, name))]),
         "sequences": "packed" if case.lengths is not None else "padded",
         "softcap": case.softcap is not None,
         "sink": case.sink,
@@ -70,7 +69,7 @@ def _point(case: Case) -> list[float]:
         case.quantised,
         case.dtype == INT8,
         kind["mask"] != "full",
-        case.window is not None or case.prefix is not None or case.chunk is not None,
+        isinstance(case.mask, Numbered),
         case.lengths is not None,
         case.softcap is not None,
         case.layout != LAYOUTS[0],

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from attn_exp.core.case.case import INT8, Case
+from attn_exp.core.case.masks import NO_NUMBER, Numbered
 from attn_exp.core.errors import NOT_DECODED, UserError, brief
 from attn_exp.core.files import SHORT_BYTES, read_whole, write_whole
 
@@ -95,9 +96,7 @@ def inexpressible(case: Case) -> str | None:
         "a bias": case.bias is not None,
         "latent values": case.latent,
         "a paged cache": case.page_size is not None,
-        "a window": case.window is not None and not case.dense,
-        "a prefix": case.prefix is not None and not case.dense,
-        "chunks": case.chunk is not None and not case.dense,
+        f"mask={case.mask.typed}": isinstance(case.mask, Numbered) and not case.dense,
         "a causal mask aligned bottom-right": case.align == "bottom_right" and not (case.dense or case.square),
     }
     return next((reason for reason, is_so in reasons.items() if is_so), None)
@@ -105,7 +104,7 @@ def inexpressible(case: Case) -> str | None:
 
 def normalised(case: Case) -> Case:
     """Return the case as a call of SDPA has it: causal masks are aligned top-left, and those that hide nothing gone."""
-    return replace(case, causal=not case.dense, align="top_left", window=None, prefix=None, chunk=None)
+    return replace(case, causal=not case.dense, align="top_left", **NO_NUMBER)
 
 
 def facts_of(device: str, environment: Mapping[str, Any], packages: Iterable[str]) -> dict[str, str]:
