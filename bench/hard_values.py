@@ -10,7 +10,6 @@ written every few seconds. What the budget leaves out is said last, and in hard_
 """
 
 import argparse
-import csv
 import multiprocessing
 import os
 import platform
@@ -30,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accuracy import FIELDS, WRONG, compared, computed
+from rows import write_rows
 from tabulate import tabulate
 
 from attn_exp.core.case.case import NORMAL, Case
@@ -365,14 +365,8 @@ def left_out(tasks: list[Task], done: dict[Key, list[Row]]) -> str:
 def write_tables(out: Path, rows: list[Row], kinds: list[str], title: str, left_out: str) -> None:
     """Write hard_values.csv and hard_values.md; a reader sees the old ones or the new ones."""
     unfinished = out / "hard_values.csv.new"
-    with unfinished.open("w", newline="") as file:
-        writer = csv.DictWriter(file, ["kind", *FIELDS], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(
-            {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in row.items()}
-            for row in rows
-            if row["status"] not in REFUSED
-        )
+    ran = [row for row in rows if row["status"] not in REFUSED]
+    write_rows(unfinished, ran, ["kind", *FIELDS], digits=4)
     unfinished.replace(out / "hard_values.csv")
     unfinished = out / "hard_values.md.new"
     unfinished.write_text(markdown(rows, kinds, title, left_out))
