@@ -7,7 +7,6 @@ summary.txt.
 """
 
 import argparse
-import csv
 import multiprocessing
 import random
 import secrets
@@ -19,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rows import write_rows
 from tabulate import tabulate
 
 from attn_exp.core.case.case import Case
@@ -239,12 +239,7 @@ def main() -> int:
     pool.shutdown(cancel_futures=True)
     rows.sort(key=lambda row: (str(row["backend"]), int(row["index"])))  # type: ignore[call-overload]
     given.out.mkdir(parents=True, exist_ok=True)
-    with (given.out / "accuracy.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(
-            {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in row.items()} for row in rows
-        )
+    write_rows(given.out / "accuracy.csv", rows, FIELDS, digits=4)
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     text = f"{name}, torch {torch.__version__}, seed {given.seed}: {summary(rows, len(cases))}\n"
     (given.out / "summary.txt").write_text(text)

@@ -6,7 +6,6 @@ in one process, as many as `processes` with `attn-exp duel` in a process each, a
 """
 
 import argparse
-import csv
 import json
 import os
 import subprocess
@@ -18,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from rows import write_rows
 
 from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import Calls
@@ -127,10 +127,7 @@ def main() -> None:
     us = given.share * alone.metrics["forward/time_us"]
     rows += [{"what": f"+{100 * given.share:g} %"} | here(machine, given.device, us) for _ in range(given.count // 2)]
     given.out.mkdir(parents=True, exist_ok=True)
-    with (given.out / "duel_aa.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows(given.out / "duel_aa.csv", rows)
     lines = []
     for what in dict.fromkeys(str(one["what"]) for one in rows):
         of = [one for one in rows if one["what"] == what]

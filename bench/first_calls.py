@@ -5,11 +5,11 @@ Twice with caches, of which the second time may find what the first has left, an
 Writes first_calls.csv. One GPU, or a CPU with `backend=` and `device=cpu`.
 """
 
-import csv
 import subprocess
 import sys
 from pathlib import Path
 
+from rows import write_rows
 from tabulate import tabulate
 
 from attn_exp.core.record.record import Record
@@ -48,10 +48,7 @@ def main(out: Path, overrides: list[str]) -> None:
                 row[f"{name}_s"] = None if seconds is None else round(seconds, 3)
             row["status"] = record.status if record.status == "ok" else f"{record.status}: {record.reason}"
             rows.append(row)
-    with (out / "first_calls.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows(out / "first_calls.csv", rows)
     print(tabulate(rows, headers="keys"))
 
 

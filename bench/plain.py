@@ -8,7 +8,6 @@ counter. With --stall the host stands still for 50 ms in each second. Writes pla
 
 import argparse
 import contextlib
-import csv
 import signal
 import statistics
 import sys
@@ -19,7 +18,17 @@ from pathlib import Path
 import pynvml
 import torch
 import torch.nn.functional as F
+from rows import write_rows
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from attn_exp.attention.inputs import make_inputs
+from attn_exp.backends.base import load_backend
+from attn_exp.core.case.case import Case
+from attn_exp.core.conf import conf_folder, read_yaml
+from attn_exp.core.record.request import Measuring, Request
+from attn_exp.core.text import grid
+from attn_exp.worker.machine.device import Machine
+from attn_exp.worker.measure import measure
 
 SECONDS, BURST_S, REST_S = 3.0, 0.1, 1.0
 # Backend, batch, length, causal; bf16, 16 heads of 128.
@@ -82,9 +91,6 @@ def rested(call: Callable[[], object]) -> float:
 def plain_calls(name: str, batch: int, length: int, causal: bool) -> dict[str, Callable[[], object]]:
     """Forward and backward of a backend."""
     if name != "cudnn":
-        from attn_exp.attention.inputs import make_inputs
-        from attn_exp.backends.base import load_backend
-
         inputs = make_inputs(case_of(batch, length, causal), "cuda", 7, with_gradients=True)
         calls = load_backend(config_of(name)).prepare(case_of(batch, length, causal), inputs)
         return {"forward": calls.forward, "backward": calls.backward(calls.forward())}
@@ -104,8 +110,6 @@ def plain_calls(name: str, batch: int, length: int, causal: bool) -> dict[str, C
 
 
 def case_of(batch: int, length: int, causal: bool):
-    from attn_exp.core.case.case import Case
-
     return Case(
         batch=batch, q_heads=16, kv_heads=16, q_len=length, kv_len=length, head_dim=128, value_dim=128,
         dtype="bfloat16", causal=causal,
@@ -113,8 +117,6 @@ def case_of(batch: int, length: int, causal: bool):
 
 
 def config_of(name: str):
-    from attn_exp.core.conf import conf_folder, read_yaml
-
     config = dict(read_yaml(conf_folder() / "backend" / f"{name}.yaml"))
     config.pop("about", None)
     return config
@@ -122,9 +124,6 @@ def config_of(name: str):
 
 def request_of(name: str, batch: int, length: int, causal: bool, regime: str):
     """A job as a sweep has it."""
-    from attn_exp.core.conf import conf_folder, read_yaml
-    from attn_exp.core.record.request import Measuring, Request
-
     stopping = dict(read_yaml(conf_folder() / "stopping" / "default.yaml"))
     measuring = Measuring(
         timer="device", also=("kernel", "event"), regime=regime, passes=("forward", "backward"), seed=7, **stopping
@@ -142,10 +141,6 @@ def stall_host() -> None:
 
 
 def main(out: Path, rows_wanted: int) -> int:
-    from attn_exp.core.text import grid
-    from attn_exp.worker.machine.device import Machine
-    from attn_exp.worker.measure import measure
-
     pynvml.nvmlInit()
     out.mkdir(parents=True, exist_ok=True)
     machine = Machine.open("cuda")
@@ -228,10 +223,7 @@ def main(out: Path, rows_wanted: int) -> int:
         del calls
         torch.cuda.set_stream(stream)
         torch.cuda.empty_cache()
-    with (out / "plain.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows(out / "plain.csv", rows)
     # A launch-bound call's events are the host's.
     above = [row for row in rows if float(row["plain_us"]) > 100 and not row["plain_is_launch_bound"]]
     offs = [abs(float(row["sustained_off"])) for row in above]

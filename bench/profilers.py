@@ -5,12 +5,12 @@ them in microseconds, its ratio to PyTorch's, and the SM clocks beside them. Als
 tables of each job. One GPU, about a minute.
 """
 
-import csv
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+from rows import write_rows
 from tabulate import tabulate
 
 from attn_exp.core.record.profile import Profile
@@ -50,10 +50,7 @@ def main(out: Path) -> None:
     subprocess.run([*command, "tracker=none"], cwd=out, check=True)
     records = list(read_folder(out / "multirun" / "profilers").records())
     rows = [row(record, direction) for record in records for direction in record.passes]
-    with (out / "agreement.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows(out / "agreement.csv", rows)
     for record in records:
         profiles = out / "multirun" / "profilers" / record.request.job / "profiles"
         for path in sorted(path for name in KEPT for path in profiles.rglob(name)):

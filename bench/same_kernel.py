@@ -8,7 +8,6 @@ flash twice in turns on this CPU beside a program that computes all the time, te
 """
 
 import argparse
-import csv
 import itertools
 import math
 import statistics
@@ -18,6 +17,8 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
+
+from rows import write_rows
 
 from attn_exp.comparison.ratio import TURNS_FLOOR
 from attn_exp.core.record.record import Record
@@ -164,10 +165,7 @@ def main(out: Path, sweeps: list[Path]) -> None:
         lines += [f"burst and burst_again: {line}" for line in repeated(kept["burst"], kept["burst_again"])]
     (out / "same_kernel.txt").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
-    with (out / "same_kernel.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows(out / "same_kernel.csv", rows)
 
 
 if __name__ == "__main__":

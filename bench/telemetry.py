@@ -10,7 +10,6 @@ On a CPU, where `attn-exp` reads between blocks and not beside them, the reading
 
 import argparse
 import contextlib
-import csv
 import itertools
 import os
 import statistics
@@ -20,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from rows import write_rows
 
 from attn_exp.core.stats.paired import MARGIN_FLOOR, compare_all
 from attn_exp.core.stats.summary import round_medians
@@ -116,13 +116,7 @@ def cpu_s(pid: int) -> float:
 
 def write(rows: Sequence[Row], lines: Sequence[str], out: Path) -> None:
     """Write the rows as CSV, and a table with the lines below."""
-    with (out / "telemetry.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(asdict(rows[0])), lineterminator="\n")
-        writer.writeheader()
-        for row in rows:
-            writer.writerow(
-                {name: f"{one:.6g}" if isinstance(one, float) else one for name, one in asdict(row).items()}
-            )
+    write_rows(out / "telemetry.csv", [asdict(row) for row in rows], digits=6)
     percents = ("effect", "low", "high")
     shown = [
         asdict(row) | {"time_us": f"{row.time_us:.1f}"} | {name: f"{getattr(row, name):+.3f}" for name in percents}

@@ -1,6 +1,6 @@
 """Hard inputs: they show bugs that normal inputs hide, and no honest formula fails on them.
 
-bench/hard_alarms.py runs the same in a loop: results/cpu/hard_values/README.md has its figures.
+results/cpu/hard_values/README.md has figures of the same in a loop.
 """
 
 from dataclasses import replace
