@@ -15,7 +15,7 @@ from typing import Any
 from attn_exp.comparison.answer import spreads_for
 from attn_exp.comparison.ratio import ratio
 from attn_exp.core.errors import UserError
-from attn_exp.core.text import grid
+from attn_exp.core.sheet.grid import grid
 from attn_exp.results.cell import Cell, ChosenMetric, cells_of
 from attn_exp.results.read import read_folder
 from attn_exp.results.result import Result, by_options

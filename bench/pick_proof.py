@@ -35,9 +35,9 @@ from attn_exp.core.case.case import Case
 from attn_exp.core.conf import choice as choice_of
 from attn_exp.core.dispatch.choice import Choice
 from attn_exp.core.dispatch.table import MODES
+from attn_exp.core.sheet.grid import grid
 from attn_exp.core.stats.paired import MARGIN_FLOOR, compare_pair
 from attn_exp.core.stats.summary import round_medians, summarize
-from attn_exp.core.text import grid
 from attn_exp.timers import make_timer
 from attn_exp.timers.loop import Entry, sample_turns
 from attn_exp.timers.stopping import StoppingRule

@@ -26,7 +26,7 @@ from attn_exp.backends.base import load_backend
 from attn_exp.core.case.case import Case
 from attn_exp.core.conf import conf_folder, read_yaml
 from attn_exp.core.record.request import Measuring, Request
-from attn_exp.core.text import grid
+from attn_exp.core.sheet.grid import grid
 from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.measure import measure
 

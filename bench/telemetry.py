@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 from rows import write_rows
 
+from attn_exp.core.sheet.grid import grid
 from attn_exp.core.stats.paired import MARGIN_FLOOR, compare_all
 from attn_exp.core.stats.summary import round_medians
-from attn_exp.core.text import grid
 from attn_exp.doctor.bench import attention
 from attn_exp.timers import make_timer
 from attn_exp.timers.loop import Entry, sample_turns

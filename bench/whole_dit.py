@@ -14,7 +14,7 @@ from pathlib import Path
 from attn_exp.core.case.case import PASSES
 from attn_exp.core.case.flops import flops
 from attn_exp.core.errors import UserError
-from attn_exp.core.text import grid
+from attn_exp.core.sheet.grid import grid
 from attn_exp.results.read import read_folder
 from attn_exp.results.result import Result, by_options
 

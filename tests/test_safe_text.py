@@ -1,8 +1,8 @@
-"""Names and reasons may contain what Markdown would render: it is shown literally."""
+"""Names and reasons may contain what Markdown or a spreadsheet would render: it is shown literally."""
 
 import pytest
 
-from attn_exp.core.text import markdown_text
+from attn_exp.core.sheet.grid import csv_of, grid, markdown_text
 
 
 @pytest.mark.parametrize(
@@ -17,3 +17,13 @@ from attn_exp.core.text import markdown_text
 )
 def test_markdown_shows_it_literally(text: str, shown: str) -> None:
     assert markdown_text(text) == shown
+
+
+def test_heads_of_a_table_are_literal_too():
+    (heads, *_) = grid([{"<img src=x> | b": "*fast"}], ["<img src=x> | b"], "pipe").splitlines()
+    assert heads.split("  ")[0] == r"| &lt;img src=x> \| b"
+
+
+def test_a_spreadsheet_runs_no_formula_of_a_cell():
+    rows = [{"name": "=1+1", "less": -1.5, "text": "-1.5e-3", "other": "-A1", "at": "@SUM(A1)"}]
+    assert csv_of(list(rows[0]), rows).splitlines()[1] == "'=1+1,-1.5,-1.5e-3,'-A1,'@SUM(A1)"

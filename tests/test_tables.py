@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from attn_exp.core.errors import UserError
 from attn_exp.core.record.metrics import metric_named
-from attn_exp.core.text import figures, fitted, grid
+from attn_exp.core.sheet.grid import fitted, grid
+from attn_exp.core.text import figures
 from attn_exp.results.result import result_of
 from attn_exp.results.table import check_columns, csv_text, job_line, table
 

@@ -2,9 +2,9 @@
 
 from attn_exp.comparison.page_parts import shared_line, shared_values
 from attn_exp.comparison.rivals import Rivals
+from attn_exp.core.sheet.grid import MARK, markdown_text
 from attn_exp.core.sheet.render import answer_markdown
-from attn_exp.core.sheet.sheet import MARK
-from attn_exp.core.text import markdown_text, printable
+from attn_exp.core.text import printable
 
 # A description has room for a table of so many rows.
 _ROWS = 40

@@ -9,8 +9,8 @@ from attn_exp.comparison.environment import Difference, environment_summary
 from attn_exp.core.case.case import PASSES, Case
 from attn_exp.core.case.fields import case_columns
 from attn_exp.core.frames import frame
+from attn_exp.core.sheet.grid import FIRST_ROWS, html_table
 from attn_exp.core.sheet.sheet import Sheet
-from attn_exp.core.text import FIRST_ROWS, html_table
 from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.fields import sortable
 from attn_exp.results.read import Sweep

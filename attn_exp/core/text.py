@@ -1,4 +1,4 @@
-"""Text that all tables share: figures, grids and labels."""
+"""Text that all tables share: figures, labels and lines."""
 
 import contextlib
 import json
@@ -6,12 +6,8 @@ import math
 import os
 import re
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
-from functools import cache
-from typing import TYPE_CHECKING, Any, TextIO
-
-if TYPE_CHECKING:
-    from jinja2 import Template
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
 
 
 def flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -110,81 +106,6 @@ def plain(value: Any) -> Any:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
 
 
-def grid(
-    rows: Sequence[Mapping[str, Any]], shown: Sequence[str], form: str = "simple", right: Collection[str] = ()
-) -> str:
-    """Return the columns `shown` of all rows, numbers and `right` aligned right; `form` is one of tabulate's."""
-    from tabulate import tabulate
-
-    numbers = [name in right or all(_is_number(row[name]) for row in rows) for name in shown]
-    return tabulate(
-        [[row[name] for name in shown] for row in rows],
-        headers=[name.replace("_", "\n") if form == "simple" else " ".join(name.split()) for name in shown],
-        tablefmt=form,
-        disable_numparse=True,
-        colalign=["right" if number else "left" for number in numbers] if rows else None,
-    )
-
-
-# The number of rows that a notebook shows.
-FIRST_ROWS = 10
-
-
-def html_table(title: str, rows: Sequence[Mapping[str, Any]], *, total: int) -> str:
-    """Return a title, a table of the first of `total` rows and how many follow, as HTML for a notebook's cell."""
-    numbers = [name for name in (rows[0] if rows else ()) if all(_is_number(row[name]) for row in rows)]
-    values = {"title": title, "rows": rows, "numbers": numbers, "left_out": total - len(rows)}
-    return template("attn_exp.core", "table.html.jinja").render(values)
-
-
-@cache
-def template(package: str, name: str) -> "Template":
-    """Return a Jinja2 template from a file of a package; it escapes all text that is not marked safe."""
-    # Importing Jinja2 takes longer than printing a table.
-    from importlib.resources import files
-
-    from jinja2 import Environment, StrictUndefined
-
-    source = files(package).joinpath(name).read_text(encoding="utf-8")
-    return Environment(autoescape=True, undefined=StrictUndefined).from_string(source)
-
-
-def fitted(
-    rows: Sequence[Mapping[str, Any]],
-    shown: Sequence[str],
-    dispensable: Sequence[str],
-    width: int,
-    right: Collection[str] = (),
-) -> tuple[str, list[str]]:
-    """Return the grid in `width` columns, and the names left out to fit; the first of `dispensable` goes first."""
-    kept, left_out = list(shown), []
-    waiting = [name for name in dispensable if name in kept]
-    while waiting and len(kept) > 1 and _width(rows, kept) > width:
-        left_out.append(waiting.pop(0))
-        kept.remove(left_out[-1])
-    # Still too wide: what stands last, but the first columns and the marks, so that no line is broken within a number.
-    while len(kept) > 3 and _width(rows, kept) > width:
-        left_out.append(kept.pop(-2))
-    return grid(rows, kept, right=right), left_out
-
-
-def _width(rows: Sequence[Mapping[str, Any]], shown: Sequence[str]) -> int:
-    """Return the width of tabulate's `simple` form, which puts two spaces between columns."""
-    widths = [max((len(line) for line in name.replace("_", "\n").split("\n")), default=0) + 2 for name in shown]
-    for index, name in enumerate(shown):
-        widths[index] = max(widths[index], max((len(_text(row[name])) for row in rows), default=0))
-    return sum(widths) + 2 * (len(shown) - 1)
-
-
-def _text(value: Any) -> str:
-    return "" if value is None else str(value)
-
-
-def _is_number(value: Any) -> bool:
-    text = _text(value).lstrip(">+-")
-    return not text or text.replace(".", "", 1).replace("e-", "", 1).replace("e+", "", 1).isdigit()
-
-
 def terminal_width(stream: TextIO) -> int:
     """Return how wide tables on a stream are: as its terminal, as `COLUMNS` says, else `WIDTH`; at least 40."""
     own = int(os.environ.get("COLUMNS", "0")) if os.environ.get("COLUMNS", "").isdigit() else 0
@@ -222,15 +143,6 @@ def filled(line: str, width: int = WIDTH) -> str:
 def and_text(words: Sequence[str]) -> str:
     """Return `a, b and c`."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
-
-
-# Not brackets that no address can follow, as those of an interval, nor underscores, which mean nothing within a word.
-_MARKED_UP = re.compile(r"([\\`*|]|\](?=[(\[:])|~(?=~))")
-
-
-def markdown_text(text: str) -> str:
-    """Return text, on one line, that Markdown shows literally: no link, image, tag or emphasis."""
-    return _MARKED_UP.sub(r"\\\1", " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;"))
 
 
 def printable(text: str) -> str:

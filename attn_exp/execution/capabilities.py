@@ -14,6 +14,8 @@ from attn_exp.config.request import named_backend
 from attn_exp.core.conf import conf_folder, read_yaml
 from attn_exp.core.errors import UserError
 from attn_exp.core.record.request import Request
+from attn_exp.core.sheet.grid import grid
+from attn_exp.core.text import plain
 from attn_exp.execution.progress import Progress
 from attn_exp.execution.worker_process import worker_variables
 from attn_exp.results.store import done_record
@@ -100,10 +102,11 @@ def configured(path: Path) -> dict[str, Any]:
 
 def table(answers: Sequence[dict[str, Any]]) -> str:
     """Return a table of all backends for a terminal of 120 columns, and why some are not available."""
-    from tabulate import tabulate
-
-    rows = [[one["name"], one["version"] or "-", one["about"], one["can_compute"]] for one in answers]
-    text = tabulate(rows, list(_WIDTHS), tablefmt="simple", maxcolwidths=list(_WIDTHS.values()))
+    rows = [
+        dict(zip(_WIDTHS, (one["name"], one["version"] or "-", one["about"], one["can_compute"]), strict=True))
+        for one in answers
+    ]
+    text = grid(rows, list(_WIDTHS), widths=list(_WIDTHS.values()))
     missing = [f"{one['name']}: {one['missing']}" for one in answers if one["missing"]]
     return "\n".join([text, "", *(["not available here:", *missing] if missing else ["all are available here"])])
 
@@ -113,21 +116,18 @@ def verdicts(answers: Sequence[dict[str, Any]]) -> str:
 
     What it could compute follows from what it declares, without its package or a GPU.
     """
-    from tabulate import tabulate
-
     rows = []
     for one in answers:
-        why = one["declared"] or one["missing"] or one["refusal"]
-        rows.append([one["name"], "no" if why else "yes", "no" if one["declared"] else "yes", why or ""])
-    return tabulate(rows, ["backend", "here", "could", "why not"], maxcolwidths=[16, 4, 5, 84])
+        why, could = one["declared"] or one["missing"] or one["refusal"], not one["declared"]
+        rows.append({"backend": one["name"], "here": plain(not why), "could": plain(could), "why not": why or ""})
+    return grid(rows, ["backend", "here", "could", "why not"], widths=[16, 4, 5, 84])
 
 
 def markdown(answers: Sequence[dict[str, Any]]) -> str:
     """Return the table of docs/backends.md, which does not depend on the machine."""
-    from tabulate import tabulate
-
+    heads = ["backend", "what it is", "can compute", "needs"]
     rows = [
-        [f"`{one['name']}`", one["about"], one["can_compute"], f"`{one['needs']}`" * bool(one["needs"])]
+        (f"`{one['name']}`", one["about"], one["can_compute"], f"`{one['needs']}`" * bool(one["needs"]))
         for one in answers
     ]
-    return tabulate(rows, ["backend", "what it is", "can compute", "needs"], tablefmt="pipe")
+    return grid([dict(zip(heads, row, strict=True)) for row in rows], heads, "pipe", literal=False)

@@ -23,6 +23,7 @@ from attn_exp.core.record.metrics import pass_metrics, ranking_medians
 from attn_exp.core.record.record import Record
 from attn_exp.core.record.request import DUEL_NAME, Request, backend_label
 from attn_exp.core.redaction import redacted
+from attn_exp.core.sheet.grid import grid
 from attn_exp.core.stats.paired import PairedComparison, compare_all
 from attn_exp.core.text import at_width, half_text, percent_text
 from attn_exp.execution.context import SweepContext, open_context
@@ -220,8 +221,6 @@ def _request(letter: str, config: dict[str, Any], gpus: list[Any]) -> Request:
 
 def report(records: Sequence[Record], by_pass: dict[str, list[PairedComparison]]) -> str:
     """Return the printed report: times and clocks of all rivals, then a verdict for each pass and pair."""
-    from tabulate import tabulate
-
     case = records[0].request.case
     lines = [f"{records[0].device_name}, {case.label()}, timer {records[0].request.measuring.timer}", ""]
     rows = []
@@ -231,20 +230,18 @@ def report(records: Sequence[Record], by_pass: dict[str, list[PairedComparison]]
             rate = record.metrics.get(f"{direction}/tflops")
             clock = record.metrics.get(f"{direction}/clock_mhz")
             rows.append(
-                [
-                    record.request.label,
-                    direction,
-                    time_text(record.metrics[f"{direction}/time_us"]),
-                    half_text(half),
-                    "" if rate is None else f"{rate:.4g}",
-                    "" if clock is None else f"{clock:.0f}",
-                    " ".join(record.flags),
-                ]
+                {
+                    "rival": record.request.label,
+                    "pass": direction,
+                    "time": time_text(record.metrics[f"{direction}/time_us"]),
+                    "+-%": half_text(half),
+                    "TFLOPS": "" if rate is None else f"{rate:.4g}",
+                    "SM MHz": "" if clock is None else f"{clock:.0f}",
+                    "flags": " ".join(record.flags),
+                }
             )
-    headers = ["rival", "pass", "time", "+-%", "TFLOPS", "SM MHz", "flags"]
     # A CPU has no SM clock.
-    told = [index for index in range(len(headers)) if any(row[index] for row in rows)]
-    lines += [tabulate([[row[i] for i in told] for row in rows], [headers[i] for i in told], disable_numparse=True), ""]
+    lines += [grid(rows, [name for name in rows[0] if any(row[name] for row in rows)]), ""]
     for direction, comparisons in by_pass.items():
         lines += [f"{direction:<9} {verdict_line(records, comparison)}" for comparison in comparisons]
     flags = interference(records)

@@ -5,7 +5,8 @@ from typing import Any
 
 from attn_exp.core.record.profile import IN_PLACE, Profile, ProfiledKernel
 from attn_exp.core.record.record import Record
-from attn_exp.core.text import SHORT, WIDTH, figures, fitted
+from attn_exp.core.sheet.grid import fitted
+from attn_exp.core.text import SHORT, WIDTH, figures
 from attn_exp.explain.rivals import short
 
 # More rows do not fit on a page; the files have all.

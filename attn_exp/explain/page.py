@@ -16,7 +16,8 @@ from attn_exp.core.record.flags import FLAGS
 from attn_exp.core.record.profile import FOLDER
 from attn_exp.core.record.record import Record
 from attn_exp.core.record.roofline import roof_of
-from attn_exp.core.text import SHORT, WIDTH, duration, figures, filled, grid, half_text
+from attn_exp.core.sheet.grid import grid
+from attn_exp.core.text import SHORT, WIDTH, duration, figures, filled, half_text
 from attn_exp.explain.conditions import condition_lines
 from attn_exp.explain.find import Found
 from attn_exp.explain.judged import judged_lines

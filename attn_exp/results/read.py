@@ -15,7 +15,8 @@ from attn_exp.core.frames import frame
 from attn_exp.core.record.file import FILE_NAME
 from attn_exp.core.record.record import Record
 from attn_exp.core.redaction import redacted
-from attn_exp.core.text import FIRST_ROWS, SHORT, figures, html_table
+from attn_exp.core.sheet.grid import FIRST_ROWS, html_table
+from attn_exp.core.text import SHORT, figures
 from attn_exp.results.cell import passes_shown
 from attn_exp.results.result import Result, decode, named
 from attn_exp.results.store import planned_jobs

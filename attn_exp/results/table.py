@@ -1,13 +1,9 @@
 """Tables of results: the line of one job, a sweep's table, and its CSV. `Session._finish` calls `write_tables`."""
 
 import contextlib
-import csv
-import io
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from attn_exp.core.case.case import NORMAL
 from attn_exp.core.case.fields import MASK_FIELDS, case_columns, typed_fields, with_mask
@@ -16,8 +12,9 @@ from attn_exp.core.files import write_whole
 from attn_exp.core.record.bitwise import yes_or_no
 from attn_exp.core.record.flags import flag_marks, flag_notes
 from attn_exp.core.record.metrics import METRICS, metric_named
+from attn_exp.core.sheet.grid import csv_of, fitted, grid, json_of
 from attn_exp.core.source import commit
-from attn_exp.core.text import SHORT, WIDTH, figures, filled, fitted, flat, grid, half_text, markdown_text, plain, word
+from attn_exp.core.text import SHORT, WIDTH, figures, filled, flat, half_text, plain, word
 from attn_exp.results.cell import passes_shown
 from attn_exp.results.result import Result, named
 
@@ -157,11 +154,7 @@ def csv_rows(results: Sequence[Result]) -> tuple[list[str], list[dict[str, Any]]
 def csv_text(results: Sequence[Result]) -> str:
     """Return one row per result with all its metrics, for spreadsheets and scripts."""
     names, rows = csv_rows(results)
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return buffer.getvalue()
+    return csv_of(names, rows)
 
 
 def write_tables(results: Sequence[Result], folder: Path, columns: Sequence[str] = ()) -> list[Path]:
@@ -300,11 +293,10 @@ def rendered(
             "answer": list(answer),
             "results": [{name: _number(value) for name, value in row.items() if value != ""} for row in rows],
         }
-        return msgspec.json.format(msgspec.json.encode(whole), indent=1).decode()
+        return json_of(whole)
     names = [name for name in columns_there if name in _PAGE_COLUMNS or name.partition("/")[2] in _PAGE_METRICS]
     filled = [name for name in names if any(row[name] for row in rows)]
-    escaped = [{name: markdown_text(row[name]) for name in filled} for row in rows]
-    return "\n\n".join(filter(None, ["  \n".join(answer), grid(escaped, filled, "pipe") if rows else "no records"]))
+    return "\n\n".join(filter(None, ["  \n".join(answer), grid(rows, filled, "pipe") if rows else "no records"]))
 
 
 def _number(text: str) -> Any:

@@ -9,7 +9,8 @@ from urllib.parse import quote
 
 from attn_exp.core.record.record import Record
 from attn_exp.core.record.request import Measuring
-from attn_exp.core.text import figures, markdown_text, printable
+from attn_exp.core.sheet.grid import markdown_text
+from attn_exp.core.text import figures, printable
 from attn_exp.results.result import Result
 from attn_exp.results.table import time_text
 from attn_exp.tracking.base import Summary, shown

@@ -1,18 +1,15 @@
 """Render a page as text for a terminal, Markdown, CSV, JSON or HTML, with the same numbers in all."""
 
-import csv
-import io
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
-
 from attn_exp.core.errors import UserError
 from attn_exp.core.sheet import FORMATS
-from attn_exp.core.sheet.sheet import MARK, Page, Picture, Sheet, Tone, commands_of
+from attn_exp.core.sheet.grid import MARK, csv_of, fitted, grid, json_of, markdown_text
+from attn_exp.core.sheet.sheet import Page, Picture, Sheet, Tone, commands_of
 from attn_exp.core.sheet.web import html
-from attn_exp.core.text import WIDTH, filled, fitted, grid, markdown_text, printable
+from attn_exp.core.text import WIDTH, filled, printable
 
 # A terminal shows the first few duel commands; files have all.
 _COMMANDS_SHOWN = 8
@@ -72,10 +69,7 @@ def markdown(page: Page, *, limit: int | None = None) -> str:
             parts.append("\n".join([*title, "```bash", *_commands(sheet), "```"]))
             continue
         rows = sheet.texts(limit if sheet is page.sheets[0] else None)
-        escaped = [{head: markdown_text(text) for head, text in row.items()} for row in rows]
-        parts.append(
-            "\n".join([*title, grid(escaped, _filled(rows, _heads(sheet)), "pipe"), *_more(sheet, rows, "\n")])
-        )
+        parts.append("\n".join([*title, grid(rows, _filled(rows, _heads(sheet)), "pipe"), *_more(sheet, rows, "\n")]))
     parts.append("\n".join(f"- {markdown_text(note)}" for note in page.notes))
     return "\n\n".join(part for part in parts if part)
 
@@ -83,16 +77,11 @@ def markdown(page: Page, *, limit: int | None = None) -> str:
 def answer_markdown(table: Sheet, limit: int | None = None) -> str:
     """Return the table of an answer as Markdown, winners in bold."""
     rows = table.texts(limit)
-    bold = [{head: _bold(text) for head, text in row.items()} for row in rows]
-    return "\n".join([grid(bold, _filled(rows, _heads(table)), "pipe", _right(table)), *_more(table, rows, "\n")])
+    return "\n".join([grid(rows, _filled(rows, _heads(table)), "pipe", _right(table)), *_more(table, rows, "\n")])
 
 
 def _right(sheet: Sheet) -> set[str]:
     return {column.head for column in sheet.columns if column.form == "right"}
-
-
-def _bold(text: str) -> str:
-    return f"**{markdown_text(text.removeprefix(MARK))}**" if text.startswith(MARK) else markdown_text(text)
 
 
 def _hard_lines(lines: Sequence[str]) -> str:
@@ -101,20 +90,14 @@ def _hard_lines(lines: Sequence[str]) -> str:
 
 def csv_text(page: Page, *, limit: int | None = None) -> str:
     """Return at most `limit` rows with all columns, fractions with six digits."""
-    buffer = io.StringIO()
-    rows = page.sheets[0].dictionaries()[:limit]
     names = [column.name for column in page.sheets[0].columns if column.joined is None]
-    writer = csv.DictWriter(buffer, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return buffer.getvalue().rstrip("\n")
+    return csv_of(names, page.sheets[0].dictionaries()[:limit]).rstrip("\n")
 
 
 def json_text(page: Page, *, limit: int | None = None) -> str:
     """Return everything as JSON: the header, sheets as lists of objects (`limit` for the first), and the notes."""
     sheets = {sheet.name: sheet.dictionaries()[: limit if sheet is page.sheets[0] else None] for sheet in page.sheets}
-    whole = {**page.about, **sheets, "notes": list(page.notes)}
-    return msgspec.json.format(msgspec.json.encode(whole), indent=1).decode()
+    return json_of({**page.about, **sheets, "notes": list(page.notes)})
 
 
 def format_of(form: str | None, file: str | None) -> str:

@@ -12,8 +12,6 @@ from attn_exp.core.text import figures, half_text, percent_text, plain, printabl
 # decimal) take fractions, and `dtype` PyTorch's name.
 Form = Literal["text", "right", "dtype", "figure", "ratio", "percent", "half"]
 Tone = Literal["good", "bad", "open", "best", ""]
-# The mark before a winner's value; pages show such a value in bold.
-MARK = "*"
 # A larger ratio is the bound of an interval of two or three rounds, and tells nothing.
 _LARGEST = 100_000
 # Bounds of a ratio of two values that are known to +-25 % differ by no more than this.

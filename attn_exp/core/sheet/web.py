@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 
-from attn_exp.core.sheet.sheet import MARK, Column, Page, Picture, Sheet, Tone, commands_of
-from attn_exp.core.text import template
+from attn_exp.core.sheet.grid import MARK, template
+from attn_exp.core.sheet.sheet import Column, Page, Picture, Sheet, Tone, commands_of
 
 _LONG = 60
 # The question that each kind of comparison answers, for the title.
