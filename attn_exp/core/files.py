@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from attn_exp.core.errors import is_inside
+from attn_exp.core.host.lacking import place_first, sync
 from attn_exp.core.host.process import pid_namespace
 
 # The umask of a process whose files only its user may read.
@@ -47,12 +48,7 @@ def write_whole(path: Path, content: bytes, *, lasting: bool = True) -> None:
 
 def write_first(path: Path, content: bytes) -> None:
     """Write a file atomically, unless it is there: the first of several processes wins. Raises OSError."""
-
-    def place(temporary: Path) -> None:
-        os.link(temporary, path)
-        temporary.unlink()
-
-    _write(path, content, place, lasting=True)
+    _write(path, content, lambda temporary: place_first(temporary, path), lasting=True)
 
 
 def _write(path: Path, content: bytes, place: Callable[[Path], object], *, lasting: bool) -> None:
@@ -66,7 +62,7 @@ def _write(path: Path, content: bytes, place: Callable[[Path], object], *, lasti
             file.write(content)
             file.flush()
             if lasting:
-                os.fsync(file.fileno())
+                sync(file.fileno())
             place(temporary)
     except OSError:
         temporary.unlink(missing_ok=True)

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from attn_exp.config.compose import isolation_options
 from attn_exp.config.request import resolve_device
 from attn_exp.core.errors import UserError
 from attn_exp.core.files import PRIVATE, write_whole
 from attn_exp.core.host.home import provide_home
+from attn_exp.core.host.lacking import hold, make_private
 from attn_exp.core.host.nvml import GpuInfo
 from attn_exp.core.record.request import REQUEST_NAME
 from attn_exp.core.versions import installed_note
@@ -134,7 +135,7 @@ def open_context(
         _check_ours(folder)
         folder.mkdir(parents=True, exist_ok=kind == "sweep")
         if private:
-            folder.chmod(0o700)
+            make_private(folder)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))
         if kind == "sweep":
@@ -181,9 +182,8 @@ def already_running(sweep: str) -> UserError:
 @contextlib.contextmanager
 def _exclusive(folder: Path, sweep: str) -> Iterator[None]:
     """Hold a sweep's folder against other commands of this machine; the system lets go of it when the process ends."""
-    lock = FileLock(folder / LOCK_NAME, timeout=_END_S)
     try:
-        lock.acquire()
+        lock = hold(folder / LOCK_NAME, _END_S)
     except Timeout as error:
         # FileLock goes on trying where no file can be made at all, as in /proc.
         (folder / LOCK_NAME).lstat()

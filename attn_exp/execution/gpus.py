@@ -7,9 +7,10 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import BaseFileLock, Timeout
 
 from attn_exp.core.errors import UserError
+from attn_exp.core.host.lacking import hold
 from attn_exp.core.host.nvml import GpuInfo
 
 # How long a GPU is waited for unless `gpu_wait_s` says so: a sweep may be queued behind others overnight.
@@ -19,7 +20,7 @@ WAIT_S = 86400.0
 class Lease:
     """The right to time on one GPU. It is a file lock, so it ends with the process in any case."""
 
-    def __init__(self, gpu: GpuInfo, lock: FileLock) -> None:
+    def __init__(self, gpu: GpuInfo, lock: BaseFileLock) -> None:
         self.gpu = gpu
         self._lock = lock
 
@@ -62,8 +63,7 @@ def _locked(gpu: GpuInfo, limit_s: float) -> Lease | None:
     """Lease a GPU; return None if it is still taken after `limit_s`."""
     path = _lock_path(gpu)
     try:
-        lock = FileLock(path)
-        lock.acquire(timeout=limit_s)
+        lock = hold(path, limit_s)
     except Timeout:
         return None
     except OSError as error:

@@ -1,6 +1,7 @@
 """One worker process: its start, its messages, and its end together with all that has come of it."""
 
 import contextlib
+import math
 import os
 import re
 import selectors
@@ -14,6 +15,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from attn_exp.core.errors import UserError, last_message
+from attn_exp.core.host.lacking import end_of_process
 from attn_exp.core.host.process import descendants, guarded, kill_all
 from attn_exp.core.redaction import is_secret
 
@@ -21,6 +23,8 @@ from attn_exp.core.redaction import is_secret
 WORKER = "attn_exp.worker"
 # A message is a word and the paths of all jobs of a case.
 _LONGEST_MESSAGE = 1 << 20
+# Where the system does not tell that a process has ended.
+_LOOK_AGAIN_S = 0.1
 # The environment variables that a worker gets.
 _NAMES = (
     *("PATH", "HOME", "USER", "LOGNAME", "HOSTNAME", "SHELL", "TERM", "TZ", "LANG", "LANGUAGE", "COLUMNS"),
@@ -60,7 +64,7 @@ class WorkerProcess:
         )
         os.close(reply_fd)
         self.pid = self._process.pid
-        self._pidfd = os.pidfd_open(self.pid)
+        self._ended = end_of_process(self.pid)
         self._buffer = b""
 
     def send(self, line: str) -> bool:
@@ -77,12 +81,7 @@ class WorkerProcess:
         """Return the next line, or None if the process died or `limit_s` is over. Sleeps; polling would burn a core."""
         until = None if limit_s is None else time.monotonic() + limit_s
         while b"\n" not in self._buffer:
-            with selectors.DefaultSelector() as selector:
-                selector.register(self._replies, selectors.EVENT_READ)
-                selector.register(self._pidfd, selectors.EVENT_READ)
-                left_s = None if until is None else max(0.0, until - time.monotonic())
-                ready = {key.fd for key, _ in selector.select(left_s)}
-            if self._replies in ready:
+            if self._replied(None if until is None else max(0.0, until - time.monotonic())):
                 chunk = os.read(self._replies, 4096)
                 # User code may write into the pipe too, and without end.
                 self._buffer = (self._buffer + chunk)[-_LONGEST_MESSAGE:]
@@ -92,6 +91,19 @@ class WorkerProcess:
             return None
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line.decode(errors="replace")
+
+    def _replied(self, limit_s: float | None) -> bool:
+        """Wait until there is a reply, the process has ended, or the limit is over; return whether there is one."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._replies, selectors.EVENT_READ)
+            if self._ended is not None:
+                selector.register(self._ended, selectors.EVENT_READ)
+                return self._replies in {key.fd for key, _ in selector.select(limit_s)}
+            until = math.inf if limit_s is None else time.monotonic() + limit_s
+            while not selector.select(_LOOK_AGAIN_S):
+                if self._process.poll() is not None or time.monotonic() > until:
+                    return bool(selector.select(0))
+            return True
 
     def exit_code(self, limit_s: float) -> int | None:
         """Wait for the end and return the exit code, or None if the process still runs after `limit_s`."""
@@ -124,7 +136,8 @@ class WorkerProcess:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         os.close(self._replies)
-        os.close(self._pidfd)
+        if self._ended is not None:
+            os.close(self._ended)
         self._startup.close()
 
 

@@ -13,10 +13,9 @@ from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import quote
 
-from filelock import FileLock
-
 from attn_exp.core.errors import UserError
 from attn_exp.core.files import temporary_folder, write_whole
+from attn_exp.core.host.lacking import hold
 from attn_exp.tracking.client import silence
 
 _ELSEWHERE = "choose another database with tracker.uri=sqlite:///..."
@@ -84,7 +83,7 @@ def prepare_database(path: Path) -> None:
     silence()
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-    with FileLock(f"{path}.lock", timeout=_LOCK_WAIT_S), temporary_folder() as folder:
+    with hold(Path(f"{path}.lock"), _LOCK_WAIT_S), temporary_folder() as folder:
         if not check_database(path):  # another process may have created it meanwhile
             new = folder / "mlflow.db"
             SqlAlchemyStore(f"sqlite:///{new}", str(path.parent / "artifacts")).engine.dispose()

@@ -77,13 +77,19 @@ def _end_below(code: int) -> NoReturn:
 
 def end_with(process: int) -> None:
     """End this process when another one ends that is not its parent, as with a profiler's program between the two."""
+    from attn_exp.core.host.lacking import end_of_process
+
+    started = _started(process)
     try:
-        alive = os.pidfd_open(process)
+        ended = end_of_process(process)
     except ProcessLookupError:
         sys.exit(1)
 
     def watch() -> None:
-        select.select([alive], [], [])
+        if ended is not None:
+            select.select([ended], [], [])
+        while ended is None and started and _started(process) == started:
+            time.sleep(0.1)
         os._exit(1)
 
     threading.Thread(target=watch, name="watch", daemon=True).start()
@@ -116,19 +122,26 @@ def prefer_to_be_killed() -> None:
 
 
 def descendants(pid: int) -> set[tuple[int, str]]:
-    """Return the processes below one, each with the moment of its start: another one may get its number later.
-
-    Empty if the kernel does not list children (CONFIG_PROC_CHILDREN).
-    """
+    """Return the processes below one, each with the moment of its start: another one may get its number later."""
     found: set[tuple[int, str]] = set()
     left = [pid]
     while left:
-        for children in Path("/proc", str(left.pop()), "task").glob("*/children"):
-            with contextlib.suppress(OSError):
-                below = {(child, _started(child)) for child in map(int, children.read_text().split())}
-                left += [child for child, _ in below - found]
-                found |= below
+        below = {(child, _started(child)) for child in _children(left.pop())}
+        left += [child for child, _ in below - found]
+        found |= below
     return found
+
+
+def _children(pid: int) -> list[int]:
+    """Return the numbers of a process's children, also where the kernel lists none (CONFIG_PROC_CHILDREN)."""
+    if not Path("/proc/self/task", str(os.getpid()), "children").exists():
+        numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        return [number for number in numbers if _stat(number)[1:2] == [str(pid).encode()]]
+    children: list[int] = []
+    for path in Path("/proc", str(pid), "task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            children += map(int, path.read_text().split())
+    return children
 
 
 def kill_all(processes: set[tuple[int, str]]) -> None:
@@ -155,12 +168,17 @@ def pid_namespace() -> str:
 
 def _started(pid: int) -> str:
     """Return when a process started, in clock ticks since the machine did; empty if there is none, or it has ended."""
-    try:
-        fields = Path("/proc", str(pid), "stat").read_bytes().rsplit(b")", 1)[1].split()
-    except OSError:
-        return ""
+    fields = _stat(pid)
     # The third and the 22nd of proc(5); a zombie has ended.
-    return "" if fields[0] == b"Z" else fields[19].decode()
+    return "" if not fields or fields[0] == b"Z" else fields[19].decode()
+
+
+def _stat(pid: int) -> list[bytes]:
+    """Return the fields of a process from the third one of proc(5) on, none if it is gone."""
+    try:
+        return Path("/proc", str(pid), "stat").read_bytes().rsplit(b")", 1)[1].split()
+    except OSError:
+        return []
 
 
 def _kill(processes: list[int]) -> None:
