@@ -18,9 +18,8 @@ class ExplainOptions(Options):
 
     target: str = option(
         "a sweep's name, SWEEP/JOB, a job's folder, or the identifier of an MLflow run",
-        "JOB_OR_SWEEP",
-        example="attn-exp explain SWEEP/JOB",
-    )
+        "JOB_OR_SWEEP", example="attn-exp explain SWEEP/JOB",
+    )  # fmt: skip
     uri: str | None = uri_option()
     folder: Path = folder_option()
 

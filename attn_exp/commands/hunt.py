@@ -52,10 +52,8 @@ class HuntOptions(Options):
     )
     budget: float = option(
         "how long each search may take: 60s, 5m; a bug is made smaller in what is left of it",
-        "TIME",
-        default="60s",
-        read=_seconds,
-    )
+        "TIME", default="60s", read=_seconds,
+    )  # fmt: skip
     device: str = device_option()
     seed: int | None = option("where the search begins", "N", shown="a new one, which is printed", read=_seed)
     config_dir: Path | None = config_dir_option()

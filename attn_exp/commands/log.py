@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from attn_exp.commands.options import DEFAULT_STORE, Command
 from attn_exp.core.errors import UserError
-from attn_exp.core.options import Options, config_dir_option, folder_option, option
+from attn_exp.core.options import Options, config_dir_option, folder_option, option, sweeps_option
 
 if TYPE_CHECKING:
     from attn_exp.execution.replay import Replayed
@@ -25,12 +25,7 @@ class LogOptions(Options):
     machine. What is stored already is not stored again, so the same command may be repeated, also while the sweep runs.
     """
 
-    sweep: tuple[str, ...] = option(
-        "a sweep's name in folder=, a pattern or a path; several with commas or spaces",
-        "SWEEP",
-        default=(),
-        example="attn-exp log first",
-    )
+    sweep: tuple[str, ...] = sweeps_option(example="attn-exp log first")
     uri: str | None = option("the MLflow store to write to", "URI", shown=DEFAULT_STORE)
     mlflow_experiment: str | None = option("the experiment in that store", "NAME", shown="attn_exp")
     folder: Path = folder_option()

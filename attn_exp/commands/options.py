@@ -68,25 +68,22 @@ class Command(Generic[Chosen]):
         named = self.named
         short = {one.short: name for name, one in named.items() if one.short}
         typed: dict[str, str] = {}
-        words: list[str] = []
-        overrides: list[str] = []
+        words, overrides, written = list[str](), list[str](), list[str]()
         following = iter(arguments)
         for word in following:
             match, dashes = _KEY.fullmatch(word.removeprefix("--")), word.startswith("-")
             key = short.get(word) or (match[1] if match else word.removeprefix("--")).replace("-", "_")
             known = named.get(key)
-            bare = known is not None and known.bare
-            if known and match is None and not bare and known.value == "true":
+            if known and match is None and not known.bare and known.value == "true":
                 raise UserError(f"'{word}' has no value: write {key}=true")
-            if known and match is None and not bare and not dashes:
-                words.append(word)  # it is only spelt as an option's name
-            elif known:
+            if known and (match or known.bare or dashes):
                 if key in typed:
                     raise UserError(f"{key} is given twice: give it once")
-                value = match[2] if match else "true" if bare else next(following, "")
+                value = match[2] if match else "true" if known.bare else next(following, "")
                 if not (value or match or known.flag):
                     raise UserError(f"{key}= needs a value: write {key}=VALUE")
                 typed[key] = value
+                written += [known.shown.split()[0], value] if known.flag else [f"{key}={value}"]
             elif dashes or (match is not None and not self.overrides):
                 what = f"{match[1]}=" if match else word
                 raise UserError(f"there is no option '{what}': {self.near(key)}")
@@ -101,11 +98,6 @@ class Command(Generic[Chosen]):
             if not all(split):
                 raise UserError(f"'{','.join(words)}' has an empty name between its commas: leave it out")
             values[self.place.field] = tuple(split) if self.place.several else self.place.parse(split[0])
-        written = [
-            part
-            for name, value in typed.items()
-            for part in ((named[name].shown.split()[0], value) if named[name].flag else (f"{name}={value}",))
-        ]
         return self.options(**values, overrides=tuple(overrides), command=(*words, *overrides, *written))
 
     def _check_words(self, words: Sequence[str]) -> None:

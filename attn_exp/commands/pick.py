@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from attn_exp.commands.options import Command
 from attn_exp.core.errors import UserError
 from attn_exp.core.live_line import LiveLine
-from attn_exp.core.options import Options, folder_option, option
+from attn_exp.core.options import Options, folder_option, option, sweeps_option
 from attn_exp.core.redaction import redacted
 from attn_exp.core.text import and_text
 
@@ -30,17 +30,11 @@ class PickOptions(Options):
     of the records behind it. In a program, attn_exp.dispatch.load(FILE) calls what the table picks.
     """
 
-    sweep: tuple[str, ...] = option(
-        "a sweep's name in folder=, a pattern ('nightly-*') or a path; several with commas or spaces",
-        "SWEEP",
-        default=(),
-        example="attn-exp pick first",
-    )
+    sweep: tuple[str, ...] = sweeps_option(example="attn-exp pick first")
     target: Literal["sdpa", "json"] = option(
         "sdpa: a table for attn_exp.dispatch.load; json: all measured cases and backends, for other programs",
-        "TARGET",
-        default="sdpa",
-    )
+        "TARGET", default="sdpa",
+    )  # fmt: skip
     out: Path | None = option("the file to write", "FILE", shown=" or ".join(TARGETS.values()))
     backends: tuple[str, ...] = option(
         "the backends that may be picked", "NAME,...", default=(), shown="all that a model can call"

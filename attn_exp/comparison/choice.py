@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from attn_exp.comparison import MARGIN, SHOWN
 from attn_exp.core.errors import UserError, check_name, nearest
-from attn_exp.core.options import Options, declared, folder_option, option, uri_option
+from attn_exp.core.options import Options, declared, folder_option, option, sweeps_option, uri_option
 from attn_exp.core.sheet import FORMATS
 from attn_exp.core.values import one_of, rows, share
 
@@ -19,12 +19,7 @@ class Choice(Options):
     Differences that are too small to tell come with the command of the duel that would decide them.
     """
 
-    sweep: tuple[str, ...] = option(
-        "a sweep's name in folder=, a pattern ('nightly-*') or a path; several with commas or spaces",
-        "SWEEP",
-        default=(),
-        example="attn-exp compare first",
-    )
+    sweep: tuple[str, ...] = sweeps_option(example="attn-exp compare first")
     against: tuple[str, ...] = option(
         "the earlier sweep or baseline to compare with; last: the last that shares a case", "SWEEP", default=()
     )

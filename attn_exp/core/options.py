@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -91,30 +92,24 @@ def declared(options: type[Options]) -> list[Option]:
     return [replace(option, field=one.name, kind=one.type) for one, option in own]
 
 
-# Fields of several commands.
-def folder_option() -> Any:
-    """Return the field of `folder=`."""
-    return option("the folder that sweeps are in", "FOLDER", default=Path("multirun"))
-
-
-def uri_option() -> Any:
-    """Return the field of `uri=`."""
-    about = "the MLflow store to read from: uri=sqlite:///mlruns/mlflow.db, or a server: uri=http://127.0.0.1:5000"
-    return option(about, "URI", shown="folders")
-
-
-def device_option() -> Any:
-    """Return the field of `device=`."""
-    return option("auto, cpu, cuda, or cuda:1 for one GPU of several", "DEVICE", default="auto")
-
-
-def config_dir_option() -> Any:
-    """Return the field of `--config-dir`."""
-    about = "a folder with choices of your own: backend/, model/, tracker/ ..."
-    return option(about, "FOLDER", read=_config_dir, flag=True, short="-cd")
-
-
 def _config_dir(key: str, value: str) -> Path:
     if not value or not Path(value).is_dir():
         raise UserError(no_config_dir(value or "''"))
     return Path(value).absolute()
+
+
+# The fields of several commands; each call makes one.
+sweeps_option = partial(
+    option, "a sweep's name in folder=, a pattern ('nightly-*') or a path; several with commas or spaces", "SWEEP",
+    default=(),
+)  # fmt: skip
+folder_option = partial(option, "the folder that sweeps are in", "FOLDER", default=Path("multirun"))
+device_option = partial(option, "auto, cpu, cuda, or cuda:1 for one GPU of several", "DEVICE", default="auto")
+uri_option = partial(
+    option, "the MLflow store to read from: uri=sqlite:///mlruns/mlflow.db, or a server: uri=http://127.0.0.1:5000",
+    "URI", shown="folders",
+)  # fmt: skip
+config_dir_option = partial(
+    option, "a folder with choices of your own: backend/, model/, tracker/ ...", "FOLDER",
+    read=_config_dir, flag=True, short="-cd",
+)  # fmt: skip
