@@ -106,11 +106,8 @@ def _settle(rivals: "Rivals") -> int:
     beside = _beside(Path(rivals.sweeps[0].place))
     duels = [[*shlex.split(command)[2:], *beside] for command in commands if not command.startswith("#")]
     if not duels:
-        why = (
-            "nothing is too close to call"
-            if rivals.metric.settled_by_duels
-            else f"a duel does not compare {rivals.metric}"
-        )
+        unlike = f"a duel does not compare {rivals.metric}"
+        why = "nothing is too close to call" if rivals.metric.settled_by_duels else unlike
         print(f"{why}: there is no duel to run", file=sys.stderr)
         return 0
     count = "1 duel" if len(duels) == 1 else f"{len(duels)} duels"

@@ -9,7 +9,9 @@ from typing import Any, Literal, get_args, get_origin
 from attn_exp.core.errors import UserError, no_config_dir
 from attn_exp.core.values import Reader, names, one_of, path, text, truth
 
-_READERS: Mapping[Any, Reader] = {bool: truth, tuple[str, ...]: names, Path: path, Path | None: path}
+_READERS: Mapping[Any, Reader] = {
+    str: text, str | None: text, bool: truth, tuple[str, ...]: names, Path: path, Path | None: path,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +64,8 @@ class Option:
 
     def parse(self, value: Any) -> Any:
         """Return the value of a text. Raises UserError if it cannot be meant."""
-        of_type = one_of(get_args(self.kind)) if get_origin(self.kind) is Literal else _READERS.get(self.kind, text)
-        return (self.read or of_type)(self.name, value)
+        read = self.read or (one_of(get_args(self.kind)) if get_origin(self.kind) is Literal else _READERS[self.kind])
+        return read(self.name, value)
 
 
 def option(
