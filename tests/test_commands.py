@@ -1,5 +1,7 @@
 """The commands as they are typed: their list and help, earlier spellings, and what the TAB key offers."""
 
+import contextlib
+import importlib
 import subprocess
 import sys
 
@@ -9,6 +11,7 @@ from inprocess import typed
 
 from attn_exp.cli import COMMANDS, dispatch
 from attn_exp.core.conf import conf_folder
+from attn_exp.core.errors import UserError
 from attn_exp.core.versions import __version__
 
 OWN = [name for name in COMMANDS if name != "run"]
@@ -48,6 +51,19 @@ def test_a_commands_help_is_complete_and_narrow(name, call):
         assert heading in out
     assert max(map(len, out.splitlines())) <= 100
     assert f"attn-exp {name}" in out.partition("examples:")[2]
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_every_option_has_a_reader_and_a_default_of_its_type(name):
+    command = importlib.import_module(f"attn_exp.commands.{name}").COMMAND
+    place = [] if command.place is None else ["first"]
+    options = command.parse(place)
+    for one in command.named.values():
+        default = getattr(options, one.field)
+        assert one.kind is not bool or default is False
+        with contextlib.suppress(UserError):
+            read = one.parse("1")
+            assert default is None or type(read) is type(default) or one.name == "rows"
 
 
 def test_help_imports_nothing_that_takes_long(tmp_path):

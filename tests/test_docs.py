@@ -263,10 +263,10 @@ def test_every_duel_composes(arguments, tmp_path, monkeypatch):
     write_examples(tmp_path)
     monkeypatch.chdir(tmp_path)
     typed = DUEL.parse(arguments)
-    for words in parsed_combinations(typed.overrides) if typed.get("multirun") else [typed.overrides]:
+    for words in parsed_combinations(typed.overrides) if typed.multirun else [typed.overrides]:
         rivals, shared = rivals_of(words)
         for own in rivals.values():
-            config = resolved_config(compose_config([*own, *shared], "a", typed.get("config_dir")))
+            config = resolved_config(compose_config([*own, *shared], "a", typed.config_dir))
             assert request_from_config(config, [GPU]).device == "cuda"
 
 

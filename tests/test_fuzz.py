@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mutations import attempt, contents, mutated, texts, trees
 
-from attn_exp.commands.compare import COMMAND, choice_of
+from attn_exp.commands.compare import COMMAND
 from attn_exp.comparison.answer import chosen
 from attn_exp.comparison.choice import Choice
 from attn_exp.config.check import explain_error, is_of_composing
@@ -90,7 +90,7 @@ ASKED = [
 @mutated()
 @given(st.lists(texts(ASKED, ["=", "%", ",", "/", "-", "sweep", "9" * 400, "٣", "1e9", "²"]) | st.sampled_from(ASKED)))
 def test_mutated_words_of_a_comparison_are_refused_or_a_choice(words):
-    choice, refusal = attempt(lambda: choice_of(COMMAND.parse(["first", *words])), UserError)
+    choice, refusal = attempt(lambda: COMMAND.parse(["first", *words]), UserError)
     assert refusal or isinstance(choice, Choice)
 
 

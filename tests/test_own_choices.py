@@ -104,8 +104,8 @@ def test_mistakes_in_files_of_one_s_own_are_told(monkeypatch, tmp_path, own):
 @pytest.mark.parametrize("flag", [["--config-dir", "X"], ["--config-dir=X"], ["-cd", "X"]])
 def test_the_flag_is_taken_as_hydra_takes_it(flag, own):
     given = DUEL.parse(["a=mine", *(word.replace("X", str(own)) for word in flag), "b=eager"])
-    assert (given.overrides, given.get("config_dir")) == (("a=mine", "b=eager"), own)
-    folder = given.get("config_dir")
+    assert (given.overrides, given.config_dir) == (("a=mine", "b=eager"), own)
+    folder = given.config_dir
     assert compose_config(["backend=mine"], "a", folder).backend.name == "mine"
     config = resolved_config(compose_config(["model=wide", "tracker=ours"], "a", folder))
     assert (config["model"]["head_dim"], config["tracker"]["mlflow_experiment"]) == (16, "ours")

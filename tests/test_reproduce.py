@@ -201,7 +201,7 @@ def test_it_measures_what_is_needed(written, tmp_path, monkeypatch, capsys):
         (["cudnn_frontend_h200", "sweep=none"], "there is no sweep 'none'"),
         (["cudnn_frontend_h200", "sweep=a.csv"], "a.csv cannot be read as CSV"),
         (["published=nowhere"], "there are no figures in nowhere"),
-        (["format=xml"], "format=xml is none of"),
+        (["format=xml"], "format=xml is not known: choose one of table"),
     ],
 )
 def test_a_mistake_is_one_sentence(arguments, words, tmp_path, monkeypatch, capsys):

@@ -74,11 +74,10 @@ def assert_not_slower(
     """
     __tracebackhide__ = True
     from attn_exp.api.guarded import guarded
+    from attn_exp.api.timed import Asked
 
-    found = guarded(
-        function, than, case, margin=margin, undecided=undecided, causal=causal, align=align, scale=scale,
-        reference=reference, passes=passes, choices=choices,
-    )  # fmt: skip
+    asked = Asked(causal=causal, align=align, scale=scale, reference=reference, passes=passes, choices=choices)
+    found = guarded(function, than, case, asked, margin=margin, undecided=undecided)
     if found.verdict == "slower" or (found.verdict == "undecided" and undecided == "fail"):
         raise AssertionError(str(found))
     if found.verdict == "undecided":
@@ -113,10 +112,10 @@ def assert_correct(
     """
     __tracebackhide__ = True
     from attn_exp.api.guarded import judged
+    from attn_exp.api.timed import Asked
 
-    found = judged(
-        function, case, causal=causal, align=align, scale=scale, reference=reference, passes=passes, choices=choices
-    )
+    asked = Asked(causal=causal, align=align, scale=scale, reference=reference, passes=passes, choices=choices)
+    found = judged(function, case, asked)
     if found.status != "ok":
         case_label = found.record.request.case.label()
         raise AssertionError(f"{found.result.label} is {found.status} on {case_label}: {found.reason}")

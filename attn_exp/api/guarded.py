@@ -1,21 +1,11 @@
 """Steps of `attn_exp.assert_not_slower` and `assert_correct`: tensors for a case, a duel of functions, its verdict."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from attn_exp.api.timed import (
-    CHOICES,
-    Timed,
-    case_of,
-    check_reference,
-    drawn_tensors,
-    label_of,
-    measured_alike,
-    overrides_of,
-    request_of,
-)
+from attn_exp.api.timed import CHOICES, Asked, Timed, case_of, label_of, measured_alike, overrides_of, request_of
 from attn_exp.config.compose import compose_config, resolved_config
 from attn_exp.config.overrides import hydra_aside, override_key
 from attn_exp.config.request import request_from_config
@@ -74,39 +64,29 @@ def guarded(
     function: "Callable[..., torch.Tensor]",
     than: "Callable[..., torch.Tensor]",
     given: "Given",
+    asked: Asked,
     *,
     margin: float | str,
     undecided: str,
-    causal: bool,
-    align: str | None,
-    scale: float | None,
-    reference: "Callable[..., torch.Tensor] | None",
-    passes: Sequence[str] | None,
-    choices: Mapping[str, Any],
 ) -> Guarded:
     """Measure a function and the one to compare with; see `attn_exp.assert_not_slower`, which names the errors."""
-    least = share("margin", margin if isinstance(margin, str) else f"{margin:f}")
+    least = share("margin", margin)
     if undecided not in ("fail", "warn"):
         raise UserError(f"undecided={undecided!r} is not known: write 'fail' or 'warn'")
     for name, one in (("the function", function), ("than", than)):
         if not callable(one):
             raise UserError(f"{name} is a {type(one).__name__}: give a function of q, k and v")
-    check_reference(reference, causal=causal, scale=scale)
-    case, tensors = _case_and_tensors(given, causal=causal, align=align)
+    case, tensors = _case_and_tensors(given, asked)
     names = [label_of(function), label_of(than)]
     if names[0] == names[1]:
         names[1] += "_baseline"
-    if "stopping" not in choices:
-        # As precise as the margin needs: a third of it.
-        choices = {"stopping": {"budget_s": BUDGET_S, "precision": least / 3}, **choices}
+    # As precise as the margin needs: a third of it.
+    asked = asked.unless(stopping={"budget_s": BUDGET_S, "precision": least / 3})
     requests = [
-        request_of(
-            one, case, tensors,
-            scale=scale, reference=reference, passes=passes, name=name, sweep="guard", choices=choices,
-        )
+        request_of(one, case, tensors, asked, name=name, sweep="guard")
         for one, name in zip((function, than), names, strict=True)
-    ]  # fmt: skip
-    records = measured_alike(requests, [function, than], tensors, scale=scale, reference=reference)
+    ]
+    records = measured_alike(requests, [function, than], tensors, asked)
     for record in records:
         if record.status != "ok":
             said = f"{record.request.backend['name']} is {record.status} on {case.label()}: {record.reason}"
@@ -155,17 +135,7 @@ def _sentence(
     return f"{said}: more rounds may decide, with stopping={{'budget_s': {6 * BUDGET_S}, 'max_rounds': 400}}"
 
 
-def judged(
-    function: "Callable[..., torch.Tensor]",
-    given: "Given",
-    *,
-    causal: bool,
-    align: str | None,
-    scale: float | None,
-    reference: "Callable[..., torch.Tensor] | None",
-    passes: Sequence[str] | None,
-    choices: Mapping[str, Any],
-) -> Timed:
+def judged(function: "Callable[..., torch.Tensor]", given: "Given", asked: Asked) -> Timed:
     """Judge a function; see `attn_exp.assert_correct`.
 
     Raises:
@@ -173,33 +143,27 @@ def judged(
     """
     if not callable(function):
         raise UserError(f"the function is a {type(function).__name__}: give a function of q, k and v")
-    check_reference(reference, causal=causal, scale=scale)
-    case, tensors = _case_and_tensors(given, causal=causal, align=align)
-    request = request_of(
-        function, case, tensors,
-        scale=scale, reference=reference, passes=passes, name=None, sweep="guard",
-        choices={"stopping": _BRIEF, **choices},
-    )  # fmt: skip
-    (record,) = measured_alike([request], [function], tensors, scale=scale, reference=reference)
+    case, tensors = _case_and_tensors(given, asked)
+    request = request_of(function, case, tensors, asked.unless(stopping=_BRIEF), name=None, sweep="guard")
+    (record,) = measured_alike([request], [function], tensors, asked)
     return Timed(record, result_of(record))
 
 
-def _case_and_tensors(
-    given: "Given", *, causal: bool, align: str | None
-) -> "tuple[Case, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]":
+def _case_and_tensors(given: "Given", asked: Asked) -> "tuple[Case, tuple[torch.Tensor, ...]]":
     """Return a case, and q, k and v of it: those that were given, or drawn ones."""
     if isinstance(given, (tuple, list)):
         if len(given) != 3:
             raise UserError(f"the case has {len(given)} tensors: give (q, k, v)")
-        q, k, v = given
-        return case_of((q, k, v), causal=causal, align=align or "top_left"), (q, k, v)
-    if causal or align is not None:
+        return case_of(tuple(given), asked), tuple(given)
+    if asked.causal or asked.align is not None:
         raise UserError("causal= and align= are for tensors of your own: write them into the case, as causal=true")
     case, device, seed = _composed(given)
     if case.quantised or case.lengths is not None:
         kind = "packed sequences" if case.lengths is not None else case.dtype
         raise UserError(f"a function of q, k and v cannot be told about {kind}: choose another case")
-    return case, drawn_tensors(case, device, seed)
+    from attn_exp.worker.given import draw_tensors
+
+    return case, draw_tensors(case, device, seed)
 
 
 def _composed(given: "str | Mapping[str, Any] | Case") -> tuple[Case, str, int]:

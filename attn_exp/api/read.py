@@ -58,12 +58,14 @@ def load(
     Raises:
         UserError: there is no such sweep, or it has no records.
     """
+    from pathlib import Path
+
     from attn_exp.api.sweep import Sweep
     from attn_exp.comparison.answer import read_sweeps
     from attn_exp.comparison.choice import Choice
     from attn_exp.core.errors import UserError
 
-    choice = Choice(folder=str(folder), uri=uri, mlflow_experiment=mlflow_experiment)
+    choice = Choice(folder=Path(folder), uri=uri, mlflow_experiment=mlflow_experiment)
     sweeps = read_sweeps(choice, [str(name)])
     if len(sweeps) != 1:
         raise UserError(f"{name} names {len(sweeps)} sweeps: load one at a time")

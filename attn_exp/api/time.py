@@ -65,9 +65,7 @@ def time(
     Raises:
         UserError: the tensors are not those of an attention, a choice does not exist, or the reference raises.
     """
-    from attn_exp.api.timed import measured
+    from attn_exp.api.timed import Asked, measured
 
-    return measured(
-        function, (q, k, v), causal=causal, align=align, scale=scale, reference=reference, passes=passes, name=name,
-        sweep=sweep, folder=folder, choices=choices,
-    )  # fmt: skip
+    asked = Asked(causal=causal, align=align, scale=scale, reference=reference, passes=passes, choices=choices)
+    return measured(function, (q, k, v), asked, name=name, sweep=sweep, folder=folder)

@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from numbers import Integral, Real
 from pathlib import Path
@@ -89,27 +89,39 @@ class Timed:
         return html_table(repr(self), rows, total=len(rows))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What `attn_exp.time` and the asserts are asked alike; `attn_exp.time` explains it."""
+
+    causal: bool
+    align: str | None
+    scale: float | None
+    reference: "Callable[..., torch.Tensor] | None"
+    passes: Sequence[str] | None
+    choices: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        """Raise UserError if it is said in two ways what is right."""
+        if self.reference is not None and (self.causal or self.scale is not None):
+            raise UserError("reference= says what is right: leave causal= and scale= out")
+
+    def unless(self, **choices: Any) -> "Asked":
+        """Return the same with these choices where there are none."""
+        return replace(self, choices={**choices, **self.choices})
+
+
 def measured(
     function: "Callable[..., torch.Tensor]",
     tensors: "tuple[torch.Tensor, ...]",
+    asked: Asked,
     *,
-    causal: bool,
-    align: str,
-    scale: float | None,
-    reference: "Callable[..., torch.Tensor] | None",
-    passes: Sequence[str] | None,
     name: str | None,
     sweep: str | None,
     folder: str | Path,
-    choices: Mapping[str, Any],
 ) -> Timed:
     """Judge and time a function of q, k and v; see `attn_exp.time`."""
-    check_reference(reference, causal=causal, scale=scale)
-    request = request_of(
-        function, case_of(tensors, causal=causal, align=align), tensors,
-        scale=scale, reference=reference, passes=passes, name=name, sweep=sweep or "time", choices=choices,
-    )  # fmt: skip
-    (record,) = measured_alike([request], [function], tensors, scale=scale, reference=reference)
+    request = request_of(function, case_of(tensors, asked), tensors, asked, name=name, sweep=sweep or "time")
+    (record,) = measured_alike([request], [function], tensors, asked)
     if sweep is None:
         return Timed(record, result_of(record))
     place = Path(folder) / sweep / request.job
@@ -121,35 +133,44 @@ def measured(
     return Timed(record, result_of(record, place / FILE_NAME))
 
 
-def check_reference(reference: object, *, causal: bool, scale: float | None) -> None:
-    """Raise UserError if it is said in two ways what is right."""
-    if reference is not None and (causal or scale is not None):
-        raise UserError("reference= says what is right: leave causal= and scale= out")
-
-
 def request_of(
     function: "Callable[..., torch.Tensor]",
     case: Case,
     tensors: "tuple[torch.Tensor, ...]",
+    asked: Asked,
     *,
-    scale: float | None,
-    reference: "Callable[..., torch.Tensor] | None",
-    passes: Sequence[str] | None,
     name: str | None,
     sweep: str,
-    choices: Mapping[str, Any],
 ) -> Request:
-    """Return the job of a function; its label is `name`, by default the function's own.
+    """Return the job of a function, with how to measure from the configuration; its label is `name`, or its own.
 
     Raises:
         UserError: a choice does not exist, or the name cannot name a folder.
     """
     label = name or label_of(function)
     check_name("name", label)
-    if passes is None:
-        passes = ("forward", "backward") if any(one.requires_grad for one in tensors) else ("forward",)
-    marks = (_mark(function), scale, _mark(reference))
-    return _request(case, label, tensors, passes, sweep, choices, marks)
+    grads = any(one.requires_grad for one in tensors)
+    passes = (("forward", "backward") if grads else ("forward",)) if asked.passes is None else asked.passes
+    device = tensors[0].device.type
+    for key in asked.choices:
+        if key.partition(".")[0] not in CHOICES:
+            known = ", ".join(CHOICES)
+            said = "if the function computes with it, give reference=, a function that does so rightly"
+            raise UserError(f"{key} is none of the choices {known}: {said}")
+    typed = [*overrides_of(asked.choices), f"passes=[{','.join(passes)}]", f"device={device}", f"sweep={sweep}"]
+    with hydra_aside():
+        config = resolved_config(compose_config(typed, sweep), typed)
+    plain = request_from_config(config, visible_gpus() if device == "cuda" else [])
+    measuring = replace(plain.measuring, inputs=GIVEN)
+    backend = {"_target_": "attn_exp.workloads.given.GivenFunction", "name": label}
+    strides = [tuple(one.stride()) for one in tensors]
+    how = {name: value for name, value in asdict(measuring).items() if name != "gold"}
+    what = (_mark(function), asked.scale, _mark(asked.reference))
+    identity = hashlib.sha256(repr([asdict(case), how, plain.compile, strides, *what]).encode())
+    return replace(
+        plain, job=f"{label}-{identity.hexdigest()[:10]}", model="given", case=case, backend=backend, source={},
+        measuring=measuring, label=f"{label} {case.label()}", profilers=(), config={"timer": config["timer"]},
+    )  # fmt: skip
 
 
 def label_of(function: "Callable[..., torch.Tensor]") -> str:
@@ -161,9 +182,7 @@ def measured_alike(
     requests: Sequence[Request],
     functions: "Sequence[Callable[..., torch.Tensor]]",
     tensors: "tuple[torch.Tensor, ...]",
-    *,
-    scale: float | None,
-    reference: "Callable[..., torch.Tensor] | None",
+    asked: Asked,
 ) -> list[Record]:
     """Return a record of each function; several are measured interleaved.
 
@@ -174,19 +193,12 @@ def measured_alike(
     from attn_exp.worker.given import measure_tensors
 
     try:
-        return measure_tensors(requests, functions, tensors, scale=scale, reference=reference)
+        return measure_tensors(requests, functions, tensors, scale=asked.scale, reference=asked.reference)
     except ValueError as error:
         raise UserError(f"the reference cannot be used: {first_line(error)}") from error
 
 
-def drawn_tensors(case: Case, device: str, seed: int) -> "tuple[torch.Tensor, torch.Tensor, torch.Tensor]":
-    """Return q, k and v of a case on a device, drawn from a seed as a job's are."""
-    from attn_exp.worker.given import draw_tensors
-
-    return draw_tensors(case, device, seed)
-
-
-def case_of(tensors: "tuple[torch.Tensor, ...]", *, causal: bool, align: str) -> Case:
+def case_of(tensors: "tuple[torch.Tensor, ...]", asked: Asked) -> Case:
     """Return the case of q, k and v. Raises UserError if they are not those of one."""
     import torch
 
@@ -213,7 +225,7 @@ def case_of(tensors: "tuple[torch.Tensor, ...]", *, causal: bool, align: str) ->
             raise UserError(f"{name} has values that are not finite, of which no result is right")
     return Case(
         batch=q.shape[0], q_heads=q.shape[1], kv_heads=k.shape[1], q_len=q.shape[2], kv_len=k.shape[2],
-        head_dim=q.shape[3], value_dim=v.shape[3], dtype=dtype, causal=causal, align=align,
+        head_dim=q.shape[3], value_dim=v.shape[3], dtype=dtype, causal=asked.causal, align=asked.align or "top_left",
         layout="bshd" if q.transpose(1, 2).is_contiguous() and not q.is_contiguous() else "bhsd",
     )  # fmt: skip
 
@@ -229,38 +241,6 @@ def _mark(function: Any) -> Any:
 def _mark_of_code(code: CodeType) -> Any:
     constants = [_mark_of_code(one) if isinstance(one, CodeType) else one for one in code.co_consts]
     return code.co_code, code.co_names, code.co_varnames, repr(constants)
-
-
-def _request(
-    case: Case,
-    label: str,
-    tensors: "tuple[torch.Tensor, ...]",
-    passes: Sequence[str],
-    sweep: str,
-    choices: Mapping[str, Any],
-    what: Iterable[Any],
-) -> Request:
-    """Return the request of a job with how to measure from the configuration, and all else from what was given."""
-    device = tensors[0].device.type
-    for key in choices:
-        if key.partition(".")[0] not in CHOICES:
-            known = ", ".join(CHOICES)
-            said = "if the function computes with it, give reference=, a function that does so rightly"
-            raise UserError(f"{key} is none of the choices {known}: {said}")
-    overrides = overrides_of(choices)
-    typed = [*overrides, f"passes=[{','.join(passes)}]", f"device={device}", f"sweep={sweep}"]
-    with hydra_aside():
-        config = resolved_config(compose_config(typed, sweep), typed)
-    plain = request_from_config(config, visible_gpus() if device == "cuda" else [])
-    measuring = replace(plain.measuring, inputs=GIVEN)
-    backend = {"_target_": "attn_exp.workloads.given.GivenFunction", "name": label}
-    strides = [tuple(one.stride()) for one in tensors]
-    how = {name: value for name, value in asdict(measuring).items() if name != "gold"}
-    identity = hashlib.sha256(repr([asdict(case), how, plain.compile, strides, *what]).encode())
-    return replace(
-        plain, job=f"{label}-{identity.hexdigest()[:10]}", model="given", case=case, backend=backend, source={},
-        measuring=measuring, label=f"{label} {case.label()}", profilers=(), config={"timer": config["timer"]},
-    )  # fmt: skip
 
 
 def overrides_of(choices: Mapping[str, Any]) -> list[str]:

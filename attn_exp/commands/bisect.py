@@ -5,14 +5,16 @@ import json
 import os
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_exp.commands.options import CONFIG_DIR, Arguments, Command, Option
+from attn_exp.commands.options import Command
 from attn_exp.config.overrides import override_key
 from attn_exp.core.case.case import HALVES
 from attn_exp.core.errors import UserError
-from attn_exp.core.values import share
+from attn_exp.core.options import Options, config_dir_option, option
+from attn_exp.core.values import one_of, share
 
 if TYPE_CHECKING:
     from attn_exp.bisect.search import Answer
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from attn_exp.core.record.request import Request
 
 UNDECIDED = 1
-_MARGIN = 0.01
 # A round is short: it is the rounds that are compared, and they take turns.
 _WAY = ("stopping.min_rounds=7", "stopping.max_rounds=9", "isolation=fresh", "tracker=none")
 # Fixed work beside the case, on a backend that no package but torch changes.
@@ -30,35 +31,49 @@ _CANARIES = {
 }
 
 
-def run(given: Arguments) -> int:
+@dataclass(frozen=True, kw_only=True)
+class BisectOptions(Options):
+    """Searches the versions between a fast and a slow one for the first slow one, in log2(n) steps.
+
+    Each version is installed into an environment of its own and measured in turns with the good one, round by round. It
+    stops where it cannot tell. The same command again goes on where it was ended.
+    """
+
+    good: str | None = option("the fast end: NAME==VERSION", "END")
+    bad: str | None = option("the slow end", "END")
+    wheels: Path | None = option("take the versions from a folder of wheels", "FOLDER", shown="the index of pip")
+    pass_: str = option("the pass that got slower", "PASS", default="forward", read=one_of(HALVES))
+    margin: float = option("the smallest difference of the ends that counts", "PERCENT", default="1%", read=share)
+    state: Path | None = option(
+        "where environments and rounds are kept; a folder with rounds goes on", "FOLDER", shown="bisects/NAME"
+    )
+    config_dir: Path | None = config_dir_option()
+
+
+def run(options: BisectOptions) -> int:
     """Search, and print the steps and the answer; return the exit code."""
-    good, bad = given.get("good"), given.get("bad")
-    if not good or not bad:
+    if not options.good or not options.bad:
         raise UserError("a bisection needs two ends, for example good=flash-attn-4==4.0.0b3 bad=flash-attn-4==4.0.0b36")
-    if any(override_key(word) == "passes" for word in given.overrides):
+    if any(override_key(word) == "passes" for word in options.overrides):
         raise UserError("a bisection is about one pass: write pass=forward or pass=backward in place of passes=")
     from attn_exp.bisect.versions import packages
 
-    direction = given.get("pass", "forward")
-    if direction not in HALVES:
-        raise UserError(f"pass={direction} is neither {' nor '.join(HALVES)}")
-    wheels = Path(given.get("wheels")).resolve() if given.get("wheels") else None
-    versions = packages(good, bad, wheels)
-    return _search(given, versions, direction, canary=versions.package.lower() != "torch")
+    versions = packages(options.good, options.bad, options.wheels.resolve() if options.wheels else None)
+    return _search(options, versions, canary=versions.package.lower() != "torch")
 
 
-def _search(given: Arguments, versions: "Packages", direction: str, *, canary: bool) -> int:
+def _search(options: BisectOptions, versions: "Packages", *, canary: bool) -> int:
     from attn_exp.bisect.measuring import SideBySide
     from attn_exp.bisect.search import search
     from attn_exp.core.host.nvml import visible_gpus
     from attn_exp.execution.gpus import lease
 
-    gpus = visible_gpus()
-    requests = _requests(given, direction, gpus, canary=canary)
+    gpus, direction = visible_gpus(), options.pass_
+    requests = _requests(options, gpus, canary=canary)
     device = requests["case"].device
-    question = {"versions": list(versions.names), "case": list(given.overrides), "pass": direction, "device": device}
+    question = {"versions": list(versions.names), "case": list(options.overrides), "pass": direction, "device": device}
     digest = hashlib.sha256(json.dumps(question).encode()).hexdigest()[:8]
-    folder = Path(given.get("state") or f"bisects/{versions.package}-{digest}")
+    folder = options.state or Path(f"bisects/{versions.package}-{digest}")
     side_by_side = SideBySide(versions, requests, direction, folder, question)
     held = None
     if device == "cuda":
@@ -71,7 +86,7 @@ def _search(given: Arguments, versions: "Packages", direction: str, *, canary: b
         answer = search(
             count,
             side_by_side.measure,
-            given.get("margin", _MARGIN),
+            options.margin,
             lambda index, text: print(f"{versions.label(index)}: {text}", flush=True),
         )
     finally:
@@ -82,21 +97,21 @@ def _search(given: Arguments, versions: "Packages", direction: str, *, canary: b
     return 0 if answer.kind == "found" else UNDECIDED
 
 
-def _requests(given: Arguments, direction: str, gpus: "list[Any]", *, canary: bool) -> "dict[str, Request]":
+def _requests(options: BisectOptions, gpus: "list[Any]", *, canary: bool) -> "dict[str, Request]":
     """Return the job of the case, and that of the canary."""
     from dataclasses import replace
 
     from attn_exp.config.compose import compose_config, resolved_config
     from attn_exp.config.request import request_from_config
 
-    passes = "passes=[forward]" if direction == "forward" else "passes=[forward,backward]"
+    passes = "passes=[forward]" if options.pass_ == "forward" else "passes=[forward,backward]"
 
     def request(words: "list[str]") -> "Request":
-        config = resolved_config(compose_config(words, "bisect", given.get("config_dir")), words)
+        config = resolved_config(compose_config(words, "bisect", options.config_dir), words)
         # A class of the user's own is another one in each version.
         return replace(request_from_config(config, gpus), source={})
 
-    own = list(given.overrides)
+    own = list(options.overrides)
     # A class without a name gets one from itself.
     named = any(re.match(r"\+*backend(\.name)?=", word) for word in own)
     case = request([*(() if named else ("~backend.name",)), *_WAY, passes, *own]) if own else request([*_WAY, passes])
@@ -121,29 +136,13 @@ def sentence(answer: "Answer", versions: "Packages") -> str:
 COMMAND = Command(
     name="bisect",
     usage="good=NAME==VERSION bad=NAME==VERSION [wheels=FOLDER], and KEY=VALUE ...",
-    about=(
-        "Searches the versions between a fast and a slow one for the first slow one, in log2(n) steps. Each version "
-        "is installed into an environment of its own and measured in turns with the good one, round by round. It stops "
-        "where it cannot tell. The same command again goes on where it was ended."
-    ),
+    options=BisectOptions,
+    run=run,
     examples=(
         ("attn-exp bisect good=flash-attn-4==4.0.0b3 bad=flash-attn-4==4.0.0b36 backend=fa4", "from the index"),
         ("attn-exp bisect good=mine==1.0 bad=mine==1.9 wheels=dist backend._target_=mine.Attention", "from wheels"),
     ),
-    options=(
-        Option(name="good", value="END", help="the fast end: NAME==VERSION"),
-        Option(name="bad", value="END", help="the slow end"),
-        Option(name="wheels", value="FOLDER", help="take the versions from a folder of wheels",
-               default="the index of pip"),
-        Option(name="pass", value="PASS", choices=HALVES, default="forward", help="the pass that got slower"),
-        Option(name="margin", value="PERCENT", read=share, default="1%",
-               help="the smallest difference of the ends that counts"),
-        Option(name="state", value="FOLDER", default="bisects/NAME",
-               help="where environments and rounds are kept; a folder with rounds goes on"),
-        CONFIG_DIR,
-    ),
     overrides=(("KEY=VALUE", "the case and the backend, in the groups and keys that attn-exp run --help lists"),),
     exits=("0 found", "1 undecided, or nothing to find", "2 invalid command line"),
-    run=run,
-)  # fmt: skip
+)
 main = COMMAND.main

@@ -3,13 +3,26 @@
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 
-from attn_exp.commands.options import Arguments, Command, Option
+from attn_exp.commands.options import Command
 from attn_exp.core.live_line import STAGE, STAGES, LiveLine
+from attn_exp.core.options import Options, device_option
 from attn_exp.core.text import at_width
 
 
-def run(given: Arguments) -> int:
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions(Options):
+    """Checks with known work that timings on this machine can be trusted, and prints each check with its figures.
+
+    The eleven checks on a GPU take 1.5 to 4 minutes; on a CPU there are four. If all pass, the smallest difference that
+    this machine can resolve (the margin) and its ceilings are kept for duel and compare.
+    """
+
+    device: str = device_option()
+
+
+def run(options: DoctorOptions) -> int:
     """Run the checks in a process of their own; return its exit code."""
     from attn_exp.config.request import resolve_device
     from attn_exp.core.host.nvml import visible_gpus
@@ -17,7 +30,7 @@ def run(given: Arguments) -> int:
     from attn_exp.execution.gpus import lease
     from attn_exp.execution.worker_process import worker_variables
 
-    device, gpus = resolve_device(given.get("device", "auto"), visible_gpus())
+    device, gpus = resolve_device(options.device, visible_gpus())
     if note := installed_note():
         print(note, flush=True)
     environment = worker_variables(os.environ) | {STAGES: "1"}
@@ -53,22 +66,9 @@ def run(given: Arguments) -> int:
 COMMAND = Command(
     name="doctor",
     usage="[device=auto|cpu|cuda|cuda:N]",
-    about=(
-        "Checks with known work that timings on this machine can be trusted, and prints each check with its figures. "
-        "The eleven checks on a GPU take 1.5 to 4 minutes; on a CPU there are four. If all pass, the "
-        "smallest difference that this machine can resolve (the margin) and its ceilings are kept for duel and compare."
-    ),
-    examples=(("attn-exp doctor", "the GPU if there is one"), ("attn-exp doctor device=cpu", "the CPU")),
-    options=(
-        Option(
-            name="device",
-            value="DEVICE",
-            help="auto, cpu, cuda, or cuda:1 for one GPU of several",
-            default="auto",
-            choices=("auto", "cpu", "cuda"),
-        ),
-    ),
-    exits=("0 all checks passed", "1 a check failed", "2 invalid command line"),
+    options=DoctorOptions,
     run=run,
+    examples=(("attn-exp doctor", "the GPU if there is one"), ("attn-exp doctor device=cpu", "the CPU")),
+    exits=("0 all checks passed", "1 a check failed", "2 invalid command line"),
 )
 main = COMMAND.main

@@ -5,30 +5,44 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from attn_exp.commands.options import CONFIG_DIR, Arguments, Command, Option
+from attn_exp.commands.options import Command
 from attn_exp.core.errors import UserError
 from attn_exp.core.live_line import LiveLine
+from attn_exp.core.options import Options, config_dir_option, option
 from attn_exp.core.redaction import redacted
 from attn_exp.core.text import duration
-from attn_exp.core.values import truth
 
 _RIVAL = re.compile(r"([a-z])(\.[^=]+)?=(.*)", re.DOTALL)
 _COMPILE = re.compile(r"\.compile[.=]")
 
 
-def run(given: Arguments) -> int:
+@dataclass(frozen=True, kw_only=True)
+class DuelOptions(Options):
+    """Measures two or more backends of one case side by side, one block each in turn (ABBA).
+
+    Says which is faster, by how much, and whether the difference is large enough to tell.
+    """
+
+    multirun: bool = option(
+        "also -m: a duel for each combination of values with commas, or of a range(FROM,TO,STEP)", short="-m", bare=True
+    )
+    config_dir: Path | None = config_dir_option()
+
+
+def run(options: DuelOptions) -> int:
     """Run a duel, or with `-m` one for each combination; return 0, or 1 if one could not be measured."""
-    if not given.get("multirun"):
-        return _one(given.overrides, given.get("config_dir"), given.command)
+    folder = options.config_dir
+    if not options.multirun:
+        return _one(options.overrides, folder, options.command)
     from attn_exp.sweep.product import parsed_combinations
 
-    every = parsed_combinations(given.overrides)
+    every = parsed_combinations(options.overrides)
     # The mistakes of all, before the first is measured.
     for words in every:
         rivals_of(words)
-    folder = given.get("config_dir")
     flags = [] if folder is None else ["--config-dir", str(folder)]
     return run_many(every, lambda words: _one(words, folder, (*words, *flags)))
 
@@ -61,10 +75,10 @@ def rivals_of(arguments: Sequence[str]) -> tuple[dict[str, list[str]], list[str]
             rivals[match[1]] = [f"backend={match[3]}"]
         else:
             options.append((match[1], f"{match[2]}={match[3]}"))
-    for letter, option in options:
+    for letter, setting in options:
         if letter not in rivals:
             raise UserError(f"{letter} has options and no backend: write {letter}=flash, or another backend")
-        rivals[letter].append(_option(option))
+        rivals[letter].append(_option(setting))
     if len(letters) > len(rivals):
         twice = next(letter for letter in rivals if letters.count(letter) > 1)
         raise UserError(f"{twice} has two backends: write each rival once, and another as c=...")
@@ -109,22 +123,13 @@ def run_many(duels: Sequence[Sequence[str]], run: Callable[[Sequence[str]], int]
 COMMAND = Command(
     name="duel",
     usage="[-m] [--config-dir FOLDER] a=BACKEND b=BACKEND [c=BACKEND ...] [a.OPTION=VALUE ...] [KEY=VALUE ...]",
-    about=(
-        "Measures two or more backends of one case side by side, one block each in turn (ABBA). Says "
-        "which is faster, by how much, and whether the difference is large enough to tell."
-    ),
+    options=DuelOptions,
+    run=run,
     examples=(
         ("attn-exp duel a=flash b=cudnn batch=8 seq_len=4096", "two backends"),
         ("attn-exp duel a=flash b=math c=eager model=gpt2 causal=false", "three"),
         ("attn-exp duel a=eager b=eager b.compile=default", "one backend, compiled and not"),
         ("attn-exp duel -m a=flash b=math,eager batch=1,8", "four duels, one after another"),
-    ),
-    options=(
-        Option(
-            name="multirun", value="true", read=truth, default="false", choices=("true", "false"), short="-m",
-            help="also -m: a duel for each combination of values with commas, or of a range(FROM,TO,STEP)",
-        ),
-        CONFIG_DIR,
     ),
     overrides=(
         ("a=BACKEND b=BACKEND ...", "the backends, a letter each"),
@@ -132,7 +137,5 @@ COMMAND = Command(
         ("KEY=VALUE", "the case and all else, in the groups and keys that attn-exp run --help lists"),
     ),
     exits=("0 there is a verdict", "1 fewer than two backends could be measured", "2 invalid command line"),
-    run=run,
-    bare=("multirun",),
-)  # fmt: skip
+)
 main = COMMAND.main

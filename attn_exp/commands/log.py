@@ -2,11 +2,13 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attn_exp.commands.options import CONFIG_DIR, DEFAULT_STORE, FOLDER, Arguments, Command, Option, Positional
+from attn_exp.commands.options import DEFAULT_STORE, Command
 from attn_exp.core.errors import UserError
+from attn_exp.core.options import Options, config_dir_option, folder_option, option, sweeps_option
 
 if TYPE_CHECKING:
     from attn_exp.execution.replay import Replayed
@@ -15,31 +17,45 @@ if TYPE_CHECKING:
 LACKING, SKIPPED, INTERRUPTED = 1, 3, 130
 
 
-def run(given: Arguments) -> int:
+@dataclass(frozen=True, kw_only=True)
+class LogOptions(Options):
+    """Stores records into MLflow.
+
+    Use it for a sweep that ran while the server was unavailable or with tracker=none, or for records from another
+    machine. What is stored already is not stored again, so the same command may be repeated, also while the sweep runs.
+    """
+
+    sweep: tuple[str, ...] = sweeps_option(example="attn-exp log first")
+    uri: str | None = option("the MLflow store to write to", "URI", shown=DEFAULT_STORE)
+    mlflow_experiment: str | None = option("the experiment in that store", "NAME", shown="attn_exp")
+    folder: Path = folder_option()
+    config_dir: Path | None = config_dir_option()
+
+
+def run(options: LogOptions) -> int:
     """Store the sweeps that the words name; return the exit code."""
     try:
-        return _log(given)
+        return _log(options)
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from there", file=sys.stderr)
         return INTERRUPTED
 
 
-def _log(given: Arguments) -> int:
+def _log(options: LogOptions) -> int:
     from attn_exp.results.read import sweep_folders
-    from attn_exp.results.there import HOME
     from attn_exp.tracking.location import option_uri
 
-    overrides = list(given.overrides)
+    overrides = list(options.overrides)
     for word in overrides:
         if word.lstrip("+~").partition("=")[0].split(".")[0] != "tracker":
             raise UserError(f"there is no option '{word.partition('=')[0]}=': {COMMAND.near(word, 'tracker=')}")
     for name in ("uri", "mlflow_experiment"):
-        if name in given.values:
-            overrides.append(f"tracker.{name}={given.values[name]}")
-    if "uri" in given.values:
-        option_uri(given.values["uri"])
-    folders = sweep_folders(given.words, Path(given.get("folder", HOME)))
-    place = _place(overrides, given.get("config_dir"))
+        if value := getattr(options, name):
+            overrides.append(f"tracker.{name}={value}")
+    if options.uri is not None:
+        option_uri(options.uri)
+    folders = sweep_folders(options.sweep, options.folder)
+    place = _place(overrides, options.config_dir)
     lacking = skipped = False
     for folder in folders:
         replayed = _replay(folder.resolve(), place)
@@ -102,29 +118,13 @@ def _sentence(replayed: "Replayed", place: "MlflowPlace") -> str:
 COMMAND = Command(
     name="log",
     usage="SWEEP [SWEEP ...] [uri=URI] [tracker=NAME] [OPTION=VALUE ...]",
-    about=(
-        "Stores records into MLflow. Use it for a sweep that ran while the server was unavailable or with "
-        "tracker=none, or for records from another machine. What is stored already is not stored again, so the same "
-        "command may be repeated, also while the sweep runs."
-    ),
+    options=LogOptions,
+    run=run,
     examples=(
         ("attn-exp log first", "the sweep multirun/first, into mlruns/mlflow.db"),
         ("attn-exp log first second tracker=server", "two sweeps, into the server of tracker=server"),
         ("attn-exp log 'nightly-*' uri=http://host:5000", "those that match, into that server"),
         ("attn-exp log /data/first", "a folder anywhere"),
-    ),
-    positional=Positional(
-        name="SWEEP",
-        help="a sweep's name in folder=, a pattern or a path; several with commas or spaces",
-        least=1,
-        commas=True,
-        example="attn-exp log first",
-    ),
-    options=(
-        Option(name="uri", value="URI", help="the MLflow store to write to", default=DEFAULT_STORE),
-        Option(name="mlflow_experiment", value="NAME", help="the experiment in that store", default="attn_exp"),
-        FOLDER,
-        CONFIG_DIR,
     ),
     overrides=(
         ("tracker=NAME", "mlflow or server"),
@@ -136,6 +136,5 @@ COMMAND = Command(
         "2 invalid command line",
         "3 some files are not valid records and were skipped; the rest is stored",
     ),
-    run=run,
 )
 main = COMMAND.main

@@ -3,15 +3,16 @@
 import shlex
 import sys
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from attn_exp.commands.options import FOLDER, Arguments, Command, Option, Positional
+from attn_exp.commands.options import Command
 from attn_exp.core.errors import UserError
 from attn_exp.core.live_line import LiveLine
+from attn_exp.core.options import Options, folder_option, option, sweeps_option
 from attn_exp.core.redaction import redacted
 from attn_exp.core.text import and_text
-from attn_exp.core.values import names
 
 if TYPE_CHECKING:
     from attn_exp.core.dispatch.table import Bucket, DispatchTable
@@ -21,29 +22,43 @@ SKIPPED = 3
 TARGETS = {"sdpa": "table.json", "json": "picks.json"}
 
 
-def run(given: Arguments) -> int:
+@dataclass(frozen=True, kw_only=True)
+class PickOptions(Options):
+    """Writes a dispatch table; nothing is measured.
+
+    It has at each measured shape the fastest backend that a model can call, its lead with the interval, and the hashes
+    of the records behind it. In a program, attn_exp.dispatch.load(FILE) calls what the table picks.
+    """
+
+    sweep: tuple[str, ...] = sweeps_option(example="attn-exp pick first")
+    target: Literal["sdpa", "json"] = option(
+        "sdpa: a table for attn_exp.dispatch.load; json: all measured cases and backends, for other programs",
+        "TARGET", default="sdpa",
+    )  # fmt: skip
+    out: Path | None = option("the file to write", "FILE", shown=" or ".join(TARGETS.values()))
+    backends: tuple[str, ...] = option(
+        "the backends that may be picked", "NAME,...", default=(), shown="all that a model can call"
+    )
+    where: str | None = option("which rows: where='causal and seq_len >= 4096'", "EXPRESSION")
+    folder: Path = folder_option()
+
+
+def run(options: PickOptions) -> int:
     """Write the table and print what is in it; return the exit code."""
     from attn_exp.comparison.picks import pick
     from attn_exp.core.dispatch.table import write_export, write_table
     from attn_exp.results.read import read_folder, sweep_folders
 
-    target = given.get("target", "sdpa")
-    if target not in TARGETS:
-        raise UserError(f"target={target} is none of {', '.join(TARGETS)}")
-    out = Path(given.get("out", TARGETS[target]))
+    target = options.target
+    out = options.out or Path(TARGETS[target])
     if out.is_dir():
         raise UserError(f"out={out} is a folder: write a file, out={out / TARGETS[target]}")
     with LiveLine() as line:
-        line.show(f"reading {', '.join(given.words)}")
-        sweeps = [read_folder(folder) for folder in sweep_folders(given.words, Path(given.get("folder", "multirun")))]
-        made_by = redacted(shlex.join(("attn-exp", "pick", *given.command)))
-        picked = pick(
-            sweeps,
-            backends=given.get("backends", ()),
-            where=given.get("where"),
-            made_by=made_by,
-            every=target == "json",
-        )
+        line.show(f"reading {', '.join(options.sweep)}")
+        sweeps = [read_folder(folder) for folder in sweep_folders(options.sweep, options.folder)]
+        made_by = redacted(shlex.join(("attn-exp", "pick", *options.command)))
+        every = target == "json"
+        picked = pick(sweeps, backends=options.backends, where=options.where, made_by=made_by, every=every)
         lines = summary(picked.table)
         (write_export if target == "json" else write_table)(picked.table, out)
     print("\n".join(lines))
@@ -81,42 +96,18 @@ def _picks(buckets: "list[Bucket]") -> str:
 COMMAND = Command(
     name="pick",
     usage="SWEEP [SWEEP ...] [out=FILE] [OPTION=VALUE ...]",
-    about=(
-        "Writes a dispatch table: at each measured shape the fastest backend that a model can call, its lead with the "
-        "interval, and the hashes of the records behind it. Nothing is measured. In a program, "
-        "attn_exp.dispatch.load(FILE) calls what the table picks."
-    ),
+    options=PickOptions,
+    run=run,
     examples=(
         ("attn-exp pick first out=table.json", "all that the sweep measured"),
         ("attn-exp pick first,second out=table.json backends=flash,cudnn", "of two sweeps, and of two backends"),
         ("attn-exp pick first target=json", "for an engine: paged caches, packed requests and all backends as well"),
         ("attn-exp pick first where='head_dim == 128'", "some of its shapes, into table.json"),
     ),
-    positional=Positional(
-        name="SWEEP",
-        help="a sweep's name in folder=, a pattern ('nightly-*') or a path; several with commas or spaces",
-        least=1,
-        commas=True,
-        example="attn-exp pick first",
-    ),
-    options=(
-        Option(
-            name="target", value="TARGET", choices=tuple(TARGETS), default="sdpa",
-            help="sdpa: a table for attn_exp.dispatch.load; json: all measured cases and backends, for other programs",
-        ),
-        Option(name="out", value="FILE", help="the file to write", default=" or ".join(TARGETS.values())),
-        Option(
-            name="backends", value="NAME,...", help="the backends that may be picked", read=names,
-            default="all that a model can call",
-        ),
-        Option(name="where", value="EXPRESSION", help="which rows: where='causal and seq_len >= 4096'"),
-        FOLDER,
-    ),
     exits=(
         "0 the table is written",
         "2 invalid command line, or nothing to pick from",
         "3 some files are not valid records and were skipped",
     ),
-    run=run,
-)  # fmt: skip
+)
 main = COMMAND.main

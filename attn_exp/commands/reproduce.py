@@ -4,48 +4,73 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attn_exp.commands.options import CONFIG_DIR, FOLDER, Arguments, Command, Option, Positional
+from attn_exp.commands.options import Command
 from attn_exp.core.errors import UserError
+from attn_exp.core.options import Options, config_dir_option, option
 from attn_exp.core.sheet import FORMATS
 from attn_exp.core.text import colours, terminal_width
-from attn_exp.core.values import names, truth
+from attn_exp.core.values import one_of
+from attn_exp.results.there import HOME
 
 if TYPE_CHECKING:
     from attn_exp.core.sheet.sheet import Page
     from attn_exp.reproduce.judged import Measured
 
 
-def run(given: Arguments) -> int:
+@dataclass(frozen=True, kw_only=True)
+class ReproduceOptions(Options):
+    """Repeats figures that papers, vendors and issues published.
+
+    It measures their exact configurations, or takes records that exist, and prints figure, ours, the ratio with its
+    interval, and a verdict. Without a name it lists the sources.
+    """
+
+    name: str | None = option(
+        "a source, or a figure as SOURCE/ID", "NAME", example="attn-exp reproduce cudnn_frontend_h200"
+    )
+    where: str | None = option(
+        'which figures: where="causal and library=FA3 and status=not_run", in the language of compare; the fields are '
+        "those of a case, and source, id, library, backend, gpu, pass, status, deterministic",
+        "EXPRESSION",
+    )
+    sweep: tuple[str, ...] = option(
+        "judge by sweeps that exist (names, paths, or a table.csv), and measure nothing", "SWEEP", default=()
+    )
+    dry_run: bool = option("print the runs that are needed, and measure nothing")
+    published: Path | None = option("a folder of files of figures of your own", "FOLDER", shown="the package's own")
+    format: str | None = option(", ".join(FORMATS), "FORMAT", shown="table", read=one_of(FORMATS))
+    folder: Path | None = option("the folder that sweeps are in", "FOLDER", shown=HOME)
+    config_dir: Path | None = config_dir_option()
+
+
+def run(options: ReproduceOptions) -> int:
     """Do what the arguments ask for: list, or repeat figures; return the exit code."""
     from attn_exp.reproduce import page
     from attn_exp.reproduce.figures import choose, read_published, runs
     from attn_exp.reproduce.judged import judge
 
-    own = given.get("published")
-    figures = read_published(Path(own) if own else None)
-    name = given.words[0] if given.words else ""
-    form = given.get("format")
-    if form is not None and form not in FORMATS:
-        raise UserError(f"format={form} is none of {', '.join(FORMATS)}")
+    figures = read_published(options.published)
+    name, form = options.name, options.format
+    chosen = choose(figures, name) if name else figures
+    if options.where:
+        chosen = page.filtered(chosen, options.where)
     if not name:
-        _print(page.sources_page(page.filtered(figures, given.get("where")) if given.get("where") else figures), form)
+        _print(page.sources_page(chosen), form)
         return 0
-    chosen = choose(figures, name)
-    if given.get("where"):
-        chosen = page.filtered(chosen, given.get("where"))
-    home = Path(given.get("folder", FOLDER.default))
-    if given.get("sweep"):
-        measured = [one for word in given.get("sweep") for one in _measured(word, home)]
+    home = options.folder or Path(HOME)
+    if options.sweep:
+        measured = [one for word in options.sweep for one in _measured(word, home)]
         _print(page.judged_page(judge(chosen, measured)), form)
         return 0
     sweep = re.sub(r"[^A-Za-z0-9._-]", "-", f"reproduce-{name}")
-    flags = ["--config-dir", str(given.get("config_dir"))] if given.get("config_dir") else []
-    more = [*given.overrides, *([f"folder={home}/${{sweep}}"] if given.get("folder") else [])]
+    flags = ["--config-dir", str(options.config_dir)] if options.config_dir else []
+    more = [*options.overrides, *([f"folder={home}/${{sweep}}"] if options.folder else [])]
     needed = runs(chosen, more, sweep)
-    if given.get("dry_run"):
+    if options.dry_run:
         print("\n".join(shlex.join(["attn-exp", "run", *arguments]) for arguments in needed))
         return 0
     measured = _run(needed, flags, sweep, home)
@@ -86,35 +111,15 @@ def _print(page: "Page", form: str | None) -> None:
 COMMAND = Command(
     name="reproduce",
     usage="[NAME] [where=EXPRESSION] [sweep=SWEEP] [dry_run=true] [KEY=VALUE ...]",
-    about=(
-        "Repeats figures that papers, vendors and issues published: measures their exact configurations, or takes "
-        "records that exist, and prints figure, ours, the ratio with its interval, and a verdict. Without a name it "
-        "lists the sources."
-    ),
+    options=ReproduceOptions,
+    run=run,
     examples=(
         ("attn-exp reproduce", "the sources, and how their figures stand"),
         ("attn-exp reproduce cudnn_frontend_h200 dry_run=true", "the runs that are needed"),
         ('attn-exp reproduce cudnn_frontend_h200 where="dtype=bf16 and seq_len >= 8192"', "measure a part"),
         ("attn-exp reproduce cudnn_frontend_h200 sweep=results/h200/backends/published.csv", "from kept results"),
     ),
-    positional=Positional(name="NAME", help="a source, or a figure as SOURCE/ID", most=1,
-                          example="attn-exp reproduce cudnn_frontend_h200"),
-    options=(
-        Option(name="where", value="EXPRESSION",
-               help='which figures: where="causal and library=FA3 and status=not_run", in the language of compare; the '
-               "fields are those of a case, and source, id, library, backend, gpu, pass, status, deterministic"),
-        Option(name="sweep", value="SWEEP", read=names,
-               help="judge by sweeps that exist (names, paths, or a table.csv), and measure nothing"),
-        Option(name="dry_run", value="true", read=truth, default="false", choices=("true", "false"),
-               help="print the runs that are needed, and measure nothing"),
-        Option(name="published", value="FOLDER", default="the package's own",
-               help="a folder of files of figures of your own"),
-        Option(name="format", value="FORMAT", choices=tuple(FORMATS), default="table", help=", ".join(FORMATS)),
-        FOLDER,
-        CONFIG_DIR,
-    ),
     overrides=(("KEY=VALUE", "more overrides for the runs: device=cuda:1, stopping.budget_s=2, tracker=none"),),
     exits=("0 done", "2 invalid command line"),
-    run=run,
-)  # fmt: skip
+)
 main = COMMAND.main

@@ -1,19 +1,34 @@
 """`attn-exp worker`: measures the job of a folder again, in this process."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attn_exp.commands.options import Arguments, Command, Option, Positional
-from attn_exp.core.values import truth
+from attn_exp.commands.options import Command
+from attn_exp.core.options import Options, option
 
 
-def run(given: Arguments) -> int:
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions(Options):
+    """Measures the job of a folder again, in this process, and overwrites its record: for debugging a backend.
+
+    With once=true it times nothing and calls each pass once, warm, between cudaProfilerStart and cudaProfilerStop, for
+    external profilers such as Nsight Compute.
+    """
+
+    job: Path = option(
+        "a job's folder, with its request.yaml, or a duel's", "JOB_FOLDER", example="attn-exp worker multirun/SWEEP/JOB"
+    )
+    once: bool = option("call each pass once, time nothing", bare=True)
+
+
+def run(options: WorkerOptions) -> int:
     """Measure the job, or call it once; return the exit code."""
     # A run starts its workers as `python -m attn_exp.worker`, without the imports of this process.
     from attn_exp.worker.__main__ import measure_again
 
-    return measure_again(Path(given.words[0]), once=given.get("once", False))
+    return measure_again(options.job, once=options.once)
 
 
 def run_here(folders: Sequence[Path], beside: Path | None, device: Any) -> Any:
@@ -26,34 +41,12 @@ def run_here(folders: Sequence[Path], beside: Path | None, device: Any) -> Any:
 COMMAND = Command(
     name="worker",
     usage="JOB_FOLDER [once=true]",
-    about=(
-        "Measures the job of a folder again, in this process, and overwrites its record: for debugging a backend. "
-        "With once=true it times nothing and calls each pass once, warm, between cudaProfilerStart and "
-        "cudaProfilerStop, for external profilers such as Nsight Compute."
-    ),
+    options=WorkerOptions,
+    run=run,
     examples=(
         ("attn-exp worker multirun/first/flash-8383c16af6", "measure it again"),
         ("ncu --profile-from-start off attn-exp worker FOLDER once=true", "look at it with Nsight Compute"),
     ),
-    positional=Positional(
-        name="JOB_FOLDER",
-        help="a job's folder, with its request.yaml, or a duel's",
-        least=1,
-        most=1,
-        example="attn-exp worker multirun/SWEEP/JOB",
-    ),
-    options=(
-        Option(
-            name="once",
-            value="true",
-            help="call each pass once, time nothing",
-            read=truth,
-            default="false",
-            choices=("true", "false"),
-        ),
-    ),
     exits=("0 the job has a record", "2 invalid command line"),
-    run=run,
-    bare=("once",),
 )
 main = COMMAND.main

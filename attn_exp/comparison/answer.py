@@ -124,7 +124,7 @@ def read_sweeps(choice: Choice, words: Sequence[str]) -> list[Sweep]:
         from attn_exp.tracking.mlflow_read import read_store
 
         return read_store(choice.uri, choice.mlflow_experiment, words)
-    return [read_folder(folder) for folder in sweep_folders(words, Path(choice.folder), baselines=True)]
+    return [read_folder(folder) for folder in sweep_folders(words, choice.folder, baselines=True)]
 
 
 def read_against(choice: Choice, sweeps: Sequence[Sweep]) -> list[Sweep]:
@@ -133,7 +133,7 @@ def read_against(choice: Choice, sweeps: Sequence[Sweep]) -> list[Sweep]:
     Raises:
         UserError: there is no such sweep, or it has no records.
     """
-    home = Path(choice.folder)
+    home = choice.folder
     if choice.against != (LAST,) or choice.uri is not None or (home / LAST).exists():
         return read_sweeps(choice, choice.against)
     ordered = [str(folder) for folder in sweeps_in(home)]

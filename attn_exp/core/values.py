@@ -1,7 +1,8 @@
 """Convert text of a command line, or values of a Python call; a mistake becomes one sentence."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 
 from attn_exp.core.errors import UserError, nearest
@@ -22,6 +23,11 @@ def names(key: str, value: str) -> tuple[str, ...]:
     return tuple(text(key, part.strip()) for part in value.split(","))
 
 
+def path(key: str, value: str) -> Path:
+    """Return the text as a path. Raises UserError where it is empty."""
+    return Path(text(key, value))
+
+
 def truth(key: str, value: str) -> bool:
     """Return whether the text is `true`. Raises UserError unless it is `true` or `false`."""
     if value.lower() not in ("true", "false"):
@@ -30,8 +36,9 @@ def truth(key: str, value: str) -> bool:
     return value.lower() == "true"
 
 
-def share(key: str, value: str) -> float:
+def share(key: str, value: str | float) -> float:
     """Return a relative difference: 0.03 for `3%` or `0.03`. Raises UserError outside of 0 to 100 %."""
+    value = value if isinstance(value, str) else f"{value:f}"
     match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*(%?)", value)
     relative = float(match[1]) / (100 if match[2] else 1) if match else 0.0
     if not match or not 0 < relative < 1:
@@ -62,7 +69,7 @@ def _whole(value: str) -> int | None:
     return int(value) if value.isdecimal() and len(value) <= 15 else None
 
 
-def one_of(choices: Sequence[str]) -> Reader:
+def one_of(choices: Collection[str]) -> Reader:
     """Return a reader that takes one of these words."""
 
     def read(key: str, value: str) -> str:
