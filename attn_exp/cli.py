@@ -10,7 +10,7 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 from attn_exp.core.conf import conf_folder
@@ -77,6 +77,13 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
     provide_home()
+    for number in range(3):
+        # A file that is opened later would get the number of a closed one, and what is printed.
+        with contextlib.suppress(OSError):
+            os.fstat(number)
+            continue
+        os.open(os.devnull, os.O_RDWR)
+    sys.stdout, sys.stderr = sys.stdout or open(1, "w"), sys.stderr or open(2, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         # Records and names have letters that an ASCII terminal has not; a command must not end over one.
         if isinstance(stream, io.TextIOWrapper):
@@ -88,9 +95,14 @@ def main() -> None:
         gc.disable()
     try:
         code = dispatch(sys.argv[1:])
+        code = _written(sys.stdout.flush) or code
     except BrokenPipeError:
         # The reader of the output (`head`) has left. Not by SIGPIPE: a worker that dies breaks a pipe too.
         code = 0
+    except OSError:
+        # Unless it is standard output that cannot be written.
+        if not (code := _written(lambda: os.write(1, b"\n"))):
+            raise
     except KeyboardInterrupt:
         code = 130
     except Exception:
@@ -98,9 +110,6 @@ def main() -> None:
         if not interrupts:
             raise
         code = 130
-    with contextlib.suppress(BrokenPipeError):
-        sys.stdout.flush()
-        sys.stderr.flush()
     # Who has not imported it made no folder, and would wait for it.
     if "attn_exp.core.files" in sys.modules:
         from attn_exp.core.files import remove_folders_until_exit
@@ -108,6 +117,18 @@ def main() -> None:
         remove_folders_until_exit()
     # Threads that still import or log must not keep a finished or interrupted program alive.
     os._exit(code)
+
+
+def _written(write: Callable[[], object]) -> int:
+    """Write to standard output; return 1, after a sentence, if it cannot take that."""
+    try:
+        write()
+    except BrokenPipeError:
+        return 0
+    except OSError as error:
+        print(f"attn-exp: standard output cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def dispatch(arguments: Sequence[str]) -> int:

@@ -104,9 +104,10 @@ class Slow(_Hurts):
 
 
 class Printer(_Hurts):
-    """Writes to both outputs, from Python and from C."""
+    """Reads standard input to its end, and writes to both outputs, from Python and from C."""
 
     def hurt(self) -> None:
+        assert not sys.stdin.read() + os.read(0, 1).decode()
         print("printed by the backend")
         os.write(2, b"written by native code\n")
 

@@ -98,6 +98,7 @@ def test_an_output_that_takes_nothing_does_not_end_the_sweep(monkeypatch):
     progress.say("one")
     progress.note("two")
     progress.line.close()
+    assert progress.unwritten == "No space left on device"
 
 
 def test_a_finished_job_s_line_is_broken_between_words_where_the_terminal_ends(monkeypatch, terminal):

@@ -47,7 +47,8 @@ def _run(arguments: list[str]) -> int:
             session.status = "FAILED"
     # A sweep has its other jobs; a single case that is lost leaves nothing.
     single = session.progress.total == 1 and not {"-m", "--multirun"} & set(arguments)
-    return code or int(session.no_number or session.not_stored or (single and session.lost > 0))
+    unwritten = session.progress.unwritten is not None
+    return code or int(session.no_number or session.not_stored or unwritten or (single and session.lost > 0))
 
 
 def run_sweep(arguments: list[str], each: "Callable[[Record, Path], None]") -> "Path | None":

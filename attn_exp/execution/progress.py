@@ -1,6 +1,5 @@
 """The progress of a sweep: a line for each finished job, and one about the running one."""
 
-import contextlib
 import sys
 import time
 from typing import TextIO
@@ -22,13 +21,17 @@ class Progress:
         self.total = 1
         self.kept = 0
         self.done = 0
+        # Why standard output did not take a result; None if it did, or if its reader has left.
+        self.unwritten: str | None = None
         # The backend's options in which the sweep's jobs differ.
         self.options: tuple[str, ...] = ()
         self._started = self._ends = time.monotonic()
 
     def say(self, text: str) -> None:
         """Print a result: a line that stays, on standard output."""
-        self._print(text, self._stream)
+        error = self._print(text, self._stream)
+        if error is not None and not isinstance(error, BrokenPipeError):
+            self.unwritten = error.strerror or str(error)
 
     def note(self, text: str) -> None:
         """Print a line that stays, on standard error; none if the live line is quiet."""
@@ -62,7 +65,11 @@ class Progress:
         # Other sweepers do not say how many jobs there will be.
         self.total = max(self.total, self.done + self.kept)
 
-    def _print(self, text: str, stream: TextIO) -> None:
+    def _print(self, text: str, stream: TextIO) -> OSError | None:
         # The reader of the output has left, or its disk is full; the sweep goes on.
-        with self.line.aside(), contextlib.suppress(OSError):
-            print(text, file=stream, flush=True)
+        try:
+            with self.line.aside():
+                print(text, file=stream, flush=True)
+        except OSError as error:
+            return error
+        return None

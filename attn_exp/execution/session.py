@@ -360,6 +360,8 @@ class Session:
             if self._each is None and (self.progress.done or status == "FINISHED"):
                 width = terminal_width(sys.stdout)
                 self.progress.say(self._shown(results, rivals, width))
+            if why := self.progress.unwritten:
+                say(f"the results could not be written ({why}): table.csv in {user_path(folder)} has all")
             for line in self.impossible:
                 say(f"left out, impossible: {line}")
         for broken in sweep.broken:

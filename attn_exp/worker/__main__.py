@@ -131,6 +131,10 @@ def run_jobs(
 def serve(reply_fd: int) -> None:
     """Measure the folders that arrive on standard input, each as a line of JSON, until it ends."""
     replies = os.fdopen(reply_fd, "w", buffering=1, encoding="utf-8")
+    # A backend that reads standard input finds its end, and not the next job.
+    jobs, nothing = os.fdopen(os.dup(0), encoding="utf-8"), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
     # Imports make objects that stay: looking through them again and again for garbage takes a tenth of the time.
     gc.disable()
     import attn_exp.worker.measure  # noqa: F401  (the seconds of importing torch, before the first job is known)
@@ -141,7 +145,7 @@ def serve(reply_fd: int) -> None:
     gc.enable()
     machine: Machine | None = None
     replies.write("ready\n")
-    for line in sys.stdin:
+    for line in jobs:
         # As JSON, since a folder's name may have line breaks and bytes that are not UTF-8.
         run = line.rstrip("\n")
         given = json.loads(run)
