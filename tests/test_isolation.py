@@ -145,10 +145,12 @@ def test_a_record_that_cannot_be_read_is_named_kept_and_measured_again(two):
     path = next(home.glob(f"multirun/two/eager-*/{FILE_NAME}"))
     newer = json.dumps(json.loads(path.read_bytes()) | {"schema": 99})
     path.write_text(newer)
+    path.with_name("record.aside.json").write_text("of another day")
     done = run("backend=eager", "sweep=two", *QUICK, cwd=home)
     assert done.returncode == 0
     assert "has schema 99" in done.stdout
-    assert path.with_name("record.aside.json").read_text() == newer
+    assert path.with_name("record.aside.json").read_text() == "of another day"
+    assert path.with_name("record.aside-2.json").read_text() == newer
     assert records(home, "two")["eager"].status == "ok"
 
 

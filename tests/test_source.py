@@ -98,6 +98,17 @@ def test_a_package_counts_as_a_whole_and_none_of_it_runs(place, target):
     assert hash_of(target) != before
 
 
+@pytest.mark.parametrize("packages", [True, False])
+def test_a_module_two_folders_deep_is_found_with_and_without_an_init_file(packages, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "deep_exp" / "kernels"
+    folder.mkdir(parents=True)
+    (folder / "mine.py").write_text("class B: pass\n")
+    for parent in (folder, folder.parent) if packages else ():
+        (parent / "__init__.py").touch()
+    assert described("deep_exp.kernels.mine.B")["module"] == "deep_exp.kernels.mine"
+
+
 @pytest.mark.parametrize("target", ["attn_exp.backends.eager.Eager", "no_such_module.Mine", "sys.Mine", "a b"])
 def test_ours_and_what_is_not_there_has_no_source(place, target):
     assert source_of(target) is None

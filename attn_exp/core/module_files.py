@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder
 from pathlib import Path
+from pkgutil import get_importer
 
 # Bounds of what is read: a package may have thousands of files, and a job's name must be known in milliseconds.
 MOST_FILES = 256
@@ -43,7 +44,7 @@ def _spec(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
     """Find a module without importing it or its parent."""
     try:
         if path is not None:
-            return PathFinder.find_spec(name, path)
+            return _below(name, path)
         spec = PathFinder.find_spec(name, _search_path())
         # Editable installations add finders of their own, which look the name up in a table.
         finders = iter(sys.meta_path)
@@ -53,6 +54,22 @@ def _spec(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
         return spec
     except (ImportError, AttributeError, ValueError, OSError):
         return None
+
+
+def _below(name: str, path: Sequence[str]) -> ModuleSpec | None:
+    """Find a module in the folders of its parent, which PathFinder imports first if it has no `__init__.py`."""
+    portions: list[str] = []
+    for place in path:
+        finder = get_importer(place)
+        spec = None if finder is None else finder.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            return spec
+        portions += [] if spec is None else spec.submodule_search_locations or ()
+    if not portions:
+        return None
+    namespace = ModuleSpec(name, None, is_package=True)
+    namespace.submodule_search_locations = portions
+    return namespace
 
 
 def _search_path() -> list[str]:

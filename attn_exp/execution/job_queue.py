@@ -1,6 +1,8 @@
 """The queue of jobs that one isolation runs, case after case. Each ends as a record in its folder."""
 
 import contextlib
+import itertools
+import os
 import shutil
 import time
 from collections import deque
@@ -115,14 +117,15 @@ class JobQueue:
             content = read_whole(path)
             record = decode_record(content, path)
             if record.final and record.method_version != METHOD_VERSION:
-                path.replace(folder / OTHER_METHOD_NAME.format(record.method_version))
+                path.replace(_free(folder / OTHER_METHOD_NAME.format(record.method_version)))
                 return None
             return content if record.final else None
         except OSError:
             return None
         except RecordError as error:
-            path.replace(folder / ASIDE_NAME)
-            self.aside.append(f"{error}: it is kept as {ASIDE_NAME}, and the job is measured again")
+            aside = _free(folder / ASIDE_NAME)
+            path.replace(aside)
+            self.aside.append(f"{error}: it is kept as {aside.name}, and the job is measured again")
             return None
 
     def wait(self, stage: Callable[[str, Path | None], None] = lambda stage, folder: None) -> Outcome:
@@ -160,6 +163,12 @@ class JobQueue:
             )
         write_record(record, outcome.folder)
         return record
+
+
+def _free(path: Path) -> Path:
+    """Return a path at which nothing is: this one, else `record.aside-2.json` and so on."""
+    numbered = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in itertools.count(2))
+    return next(one for one in itertools.chain([path], numbered) if not os.path.lexists(one))
 
 
 def _new_record(folder: Path, before: bytes | None) -> Record | None:
