@@ -194,7 +194,8 @@ def named_backend(backend: dict[str, Any]) -> dict[str, Any]:
     about = backend.get("about")
     later = about.get("later") if isinstance(about, dict) else None
     # Younger than records: a job without it is the one that it was.
-    left_out = {"about", *(key for key in (later if isinstance(later, list | tuple) else ()) if not backend.get(key))}
+    younger = [key for key in later if isinstance(key, str)] if isinstance(later, list | tuple) else []
+    left_out = {"about", *(key for key in younger if not backend.get(key))}
     return {key: value for key, value in backend.items() if key not in left_out} | {"name": name}
 
 

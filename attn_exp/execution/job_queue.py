@@ -14,12 +14,13 @@ import msgspec
 
 from attn_exp.core.errors import RecordError, UserError, is_inside
 from attn_exp.core.files import read_whole, remove, write_whole
+from attn_exp.core.host.process import memory_of_others
 from attn_exp.core.record.file import FILE_NAME, LOG_NAME, decode_record, read_record, write_record
 from attn_exp.core.record.profile import FOLDER as PROFILES
 from attn_exp.core.record.profile import Profile
 from attn_exp.core.record.record import METHOD_VERSION, Record
 from attn_exp.core.record.request import REQUEST_NAME, Request
-from attn_exp.core.record.status import Status
+from attn_exp.core.record.status import Status, with_others
 from attn_exp.core.redaction import redacted
 from attn_exp.execution.isolation import InProcess
 from attn_exp.execution.worker import Outcome, Worker
@@ -149,6 +150,7 @@ class JobQueue:
                     shutil.rmtree(old, ignore_errors=True)
             return _with_lost_profiles(record, outcome)
         status, reason = status or "error", redacted(reason or "the worker ended the job without a record")
+        others = memory_of_others() if status == "out_of_memory" else None
         if pending.before is not None:
             record = with_failed_profiles(
                 decode_record(pending.before, outcome.folder / FILE_NAME), pending.request, status, reason
@@ -157,7 +159,8 @@ class JobQueue:
             record = Record(
                 request=pending.request,
                 status=status,
-                reason=reason,
+                reason=with_others(reason, others),
+                environment={} if others is None else {"memory_of_others": others},
                 started_at=pending.submitted_at,
                 finished_at=time.time(),
             )

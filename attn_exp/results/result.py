@@ -18,7 +18,7 @@ from attn_exp.core.record.flags import flags_in, others_cores
 from attn_exp.core.record.record import SCHEMA, Disagreement, Paired, Record
 from attn_exp.core.record.request import Compile, Measuring, backend_label, settings
 from attn_exp.core.record.soundness import check_environment, odd_times
-from attn_exp.core.record.status import STATUSES, Status
+from attn_exp.core.record.status import Status, is_final
 from attn_exp.core.source import short
 from attn_exp.core.text import unique_labels
 
@@ -80,7 +80,7 @@ class Result:
     @property
     def final(self) -> bool:
         """Whether running the job again could not change the outcome."""
-        return STATUSES[self.status].final
+        return is_final(self.status, self.environment)
 
     def flags_in(self, direction: str) -> tuple[str, ...]:
         """Return the flags without those that only another pass has."""

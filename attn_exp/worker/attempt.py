@@ -16,11 +16,11 @@ from attn_exp.backends.package import Refused, Unavailable
 from attn_exp.core.case.flops import CONVENTION
 from attn_exp.core.catalogue import about_backend
 from attn_exp.core.errors import first_line
-from attn_exp.core.host.process import without_collections
+from attn_exp.core.host.process import memory_of_others, without_collections
 from attn_exp.core.record.checked import Judged
 from attn_exp.core.record.record import CompileRecord, PassRecord, Record
 from attn_exp.core.record.request import Request
-from attn_exp.core.record.status import Status
+from attn_exp.core.record.status import Status, with_others
 from attn_exp.core.redaction import redacted
 from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.machine.environment import versions
@@ -152,13 +152,18 @@ class Attempt:
         if changed:
             # The backend's own: they hold while it is timed, not for the reference or for other jobs.
             added["changed_settings"] = changed
+        reason = self.reason
+        if self.status == "out_of_memory":
+            others = memory_of_others() if machine.memory is None else machine.memory.of_others()
+            added |= {} if others is None else {"memory_of_others": others}
+            reason = with_others(reason, others)
         if self.own is not None and self.own.set_back:
             added["set_back"] = sorted(self.own.set_back)
         return Record(
             request=self.request,
             status=self.status,
             # An error may quote a variable that the worker was given.
-            reason=self.reason and redacted(self.reason),
+            reason=reason and redacted(reason),
             passes=self.passes,
             metrics=self.metrics if self.status == "ok" else {},
             flags=tuple(sorted(self.flags)),

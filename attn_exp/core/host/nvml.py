@@ -74,6 +74,17 @@ def _memory_bytes(handle: Any) -> int:
         return 0  # GPUs that share the host's memory have none of their own
 
 
+def used_bytes(uuid: str) -> int | None:
+    """Return how much of a GPU's memory processes have taken; None where NVML does not know it."""
+    try:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        # The second version leaves out what the driver keeps for itself.
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).used)
+    except pynvml.NVMLError:
+        return None
+
+
 class GpuState:
     """Reads clocks, power, temperature and throttle reasons of one GPU.
 

@@ -108,6 +108,12 @@ def available_bytes() -> int:
     return 1024 * _kilobytes("/proc/meminfo", "MemAvailable")
 
 
+def memory_of_others() -> tuple[int, int]:
+    """Return how many bytes of this machine's memory others than this process have taken, and how many there are."""
+    total = 1024 * _kilobytes("/proc/meminfo", "MemTotal")
+    return max(0, total - available_bytes() - 1024 * _kilobytes("/proc/self/status", "VmRSS")), total
+
+
 def _kilobytes(path: str, key: str) -> int:
     lines = Path(path).read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))

@@ -7,7 +7,7 @@ from attn_exp.core.record.bitwise import Bitwise
 from attn_exp.core.record.checked import Judged, TensorError
 from attn_exp.core.record.profile import Profile
 from attn_exp.core.record.request import Request, backend_label
-from attn_exp.core.record.status import STATUSES, Status
+from attn_exp.core.record.status import Status, is_final
 from attn_exp.core.record.window import Window
 from attn_exp.core.text import figures
 
@@ -224,7 +224,7 @@ class Record:
     @property
     def final(self) -> bool:
         """Whether the status is final: the same command does not run the job again."""
-        return STATUSES[self.status].final
+        return is_final(self.status, self.environment)
 
     @property
     def label(self) -> str:

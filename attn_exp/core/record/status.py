@@ -4,8 +4,9 @@ Records, requests (`stop_on`), MLflow, plots and the table in docs/running_sweep
 worker, exceptions become a status in `Attempt.run`; the parent sets those of workers that died.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Status = Literal[
     "ok",
@@ -91,7 +92,8 @@ STATUSES: dict[Status, StatusInfo] = {
         "the case does not fit",
         final=True,
         set_by=("worker/attempt.py", "worker/check/check.py", "execution/worker.py"),
-        why="an allocation failed, or the kernel killed the worker for its memory",
+        why="an allocation failed, or the kernel killed the worker for its memory; measured again if others had taken "
+        "more than a GiB",
         short="memory",
     ),
     "unavailable": StatusInfo(
@@ -122,3 +124,19 @@ STATUSES: dict[Status, StatusInfo] = {
         "files were changed between the command and its job",
     ),
 }
+
+# Of what others took of a memory; less may be of the system, or of libraries that the job loaded.
+_MUCH_BYTES = 1 << 30
+
+
+def is_final(status: Status, environment: Mapping[str, Any]) -> bool:
+    """Whether the same command keeps a record: another attempt cannot change it, nor was it others who caused it."""
+    others = environment.get("memory_of_others")
+    return STATUSES[status].final and not (status == "out_of_memory" and others and others[0] > _MUCH_BYTES)
+
+
+def with_others(reason: str | None, others: tuple[int, int] | None) -> str | None:
+    """Return the reason of `out_of_memory` with how much of the memory others had taken, if that was much."""
+    if others is None or others[0] <= _MUCH_BYTES:
+        return reason
+    return f"{reason}; {others[0] / 1e9:.1f} of {others[1] / 1e9:.0f} GB were taken by others"

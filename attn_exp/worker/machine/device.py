@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+import os
 import secrets
 import statistics
 import threading
@@ -19,7 +20,7 @@ from attn_exp.attention.hard_values import draw
 from attn_exp.attention.inputs import DifferentiableInputs, Inputs, make_inputs
 from attn_exp.backends.package import Unavailable
 from attn_exp.core.case.case import E4M3, GIVEN, INT8, NORMAL, Case
-from attn_exp.core.host.nvml import GpuState
+from attn_exp.core.host.nvml import GpuState, used_bytes
 from attn_exp.core.record.flags import host_reading
 from attn_exp.core.record.request import Request
 from attn_exp.timers.card import Card
@@ -112,9 +113,10 @@ class Machine:
         warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
         # Not the default stream: CUDA graphs cannot be captured on it, and a backward runs on its forward's stream.
         torch.cuda.set_stream(torch.cuda.Stream())
+        taken = used_bytes(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
         gpu = Gpu()
         machine = cls(
-            device, gpu=gpu, environment=environment(device) | event_floor(gpu), memory=CudaMemory(), card=Card()
+            device, gpu=gpu, environment=environment(device) | event_floor(gpu), memory=CudaMemory(taken), card=Card()
         )
         try:
             machine.state = GpuState(machine.environment["gpu_uuid"])

@@ -14,7 +14,18 @@ _ROUNDED = 512
 
 
 class CudaMemory:
-    """Counters of the current CUDA device's memory in bytes, after the work before a look at them."""
+    """Counters of the current CUDA device's memory in bytes, after the work before a look at them.
+
+    `taken` is what processes had of it before this one had any; None if that is unknown.
+    """
+
+    def __init__(self, taken: int | None = None) -> None:
+        # Of this process: its context. What libraries add later is counted as that of others.
+        self._own = None if taken is None else max(0, self.outside() - taken)
+
+    def of_others(self) -> tuple[int, int] | None:
+        """Return how much other processes have taken, and how much there is; None if that is unknown."""
+        return None if self._own is None else (max(0, self.outside() - self._own), torch.cuda.mem_get_info()[1])
 
     def allocated(self) -> int:
         """Return what PyTorch's allocator has given out."""
