@@ -58,7 +58,7 @@ NOT_RUN = {
 }
 # These compute on a CPU whatever they are given here; others may be `unsupported` or `unavailable`, in a sentence.
 EVERYWHERE = {"flash", "math", "eager", "efficient", "mine", "sliced", "slicedattention", "myattention", "auto"}
-# The commands whose arguments stand on standard input; tests/test_outside.py has one that starts a process to ask.
+# The commands whose arguments stand on standard input; tests/test_own_choices.py has one that starts a process to ask.
 OVERVIEWS = """
 import contextlib, io, json, sys
 import msgspec

@@ -184,15 +184,6 @@ def test_its_records_are_compared_without_the_package(beside, monkeypatch):
     assert [mean.cases for mean in rivals.means if mean.label == "sliced"] == [2, 2]  # of each pass
 
 
-def test_what_it_does_not_support_is_a_sentence(beside, installed):
-    conf = EXAMPLES / "custom_backend/conf"
-    output = ran(
-        [sys.executable, "-m", "attn_exp", "backends", "--config-dir", conf, "model=gemma2"], beside, installed
-    )
-    (line,) = [line for line in output.splitlines() if line.startswith("sliced")]
-    assert "has no softcap" in line
-
-
 def test_a_profiler_of_one_s_own(tmp_path):
     folder = EXAMPLES / "custom_profiler"
     choices = ("profiler=python_calls", "backend=eager", *SMALL, "batch=1", "passes=[forward]", "sweep=a")
