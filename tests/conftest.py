@@ -8,7 +8,6 @@ import pickle
 import signal
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import omegaconf._utils
@@ -77,36 +76,6 @@ def _parsed_once() -> Iterator[None]:
         for module in (omegaconf.base, omegaconf._utils):
             patch.setattr(module, "parse", parse)
         yield
-
-
-def _copies_of_an_empty_store(utils: Any) -> None:
-    """Make MLflow's tables in an empty SQLite once in this process, and copy the file after that.
-
-    They come about by a hundred migrations, a second for each store.
-    """
-    made, original = list[bytes](), utils._initialize_tables
-
-    def initialize(engine: Any) -> None:
-        path = Path(engine.url.database or "") if engine.dialect.name == "sqlite" else None
-        if path is None or not path.is_file() or path.stat().st_size:
-            return original(engine)
-        if made:
-            engine.dispose()
-            path.write_bytes(made[0])
-            return None
-        original(engine)
-        engine.dispose()
-        made.append(path.read_bytes())
-        return None
-
-    utils._initialize_tables = initialize
-
-
-def pytest_runtest_setup() -> None:
-    """Change MLflow once it is imported: few tests need it, and importing it takes seconds."""
-    utils = sys.modules.get("mlflow.store.db.utils")
-    if utils is not None and utils._initialize_tables.__module__ == utils.__name__:
-        _copies_of_an_empty_store(utils)
 
 
 @pytest.fixture(scope="session", autouse=True)
