@@ -24,11 +24,11 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 demo: $(VENV)/.demo
 	$(BIN)/python -m attn_exp -m backend=flash,math,eager batch=1,4 seq_len=256 passes=[forward]
 
-# One thread each: six processes on two cores would otherwise wait for each other's threads. Tests that wait for what
-# they started leave a core to others.
+# One thread each: four processes on two cores would otherwise wait for each other's threads. Tests that wait for what
+# they started leave a core to others; a process more takes 20 s of processor time to collect and to import.
 test: setup
 	$(MAKE) --jobs 2 --output-sync=target lint docs compiled
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 6 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder
 
 lint: setup
 	$(BIN)/ruff check .

@@ -233,14 +233,15 @@ def test_the_csv_says_what_the_records_say(six):
     assert (folder / "multirun" / "six" / "table.txt").read_text() in done.stdout
 
 
-def test_the_same_command_again_keeps_all_and_a_dry_run_says_so(six):
+def test_the_same_command_again_keeps_all_and_a_dry_run_says_so(six, monkeypatch):
     folder, _ = six
+    call = typed(monkeypatch, folder)
     before = {path: path.stat().st_mtime_ns for path in folder.glob(f"multirun/six/*/{FILE_NAME}")}
-    listed = run("-m", *SIX, "sweep=six", "batch=1,8,16,32", "dry_run=true", cwd=folder)
-    assert "8 jobs: 1 would run, 6 are done, 1 are impossible" in listed.stdout.splitlines()
-    again = run("-m", *SIX, "sweep=six", cwd=folder)
-    assert again.returncode == 0, again.stderr
-    assert finished(again) == []
+    # Nobody asks the backends here: the job of cudnn that is not done would run.
+    code, out, _ = call("-m", *SIX, "sweep=six", "batch=1,8,16,32", "dry_run=true")
+    assert code == 0 and "8 jobs: 2 would run, 6 are done, 0 are impossible" in out.splitlines()
+    code, _, err = call("-m", *SIX, "sweep=six")
+    assert (code, err) == (0, "")
     assert {path: path.stat().st_mtime_ns for path in folder.glob(f"multirun/six/*/{FILE_NAME}")} == before
     assert len(runs(folder)) == 7
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from inprocess import typed
-from test_docs import NOTES, ROOT, commands, of_command, write_examples
+from test_docs import NOTES, ROOT, but_for_names, commands, of_command, write_examples
 
 from attn_exp.commands import worker
 from attn_exp.commands.compare import main as compare_main
@@ -58,7 +58,7 @@ NOT_RUN = {
 }
 # These compute on a CPU whatever they are given here; others may be `unsupported` or `unavailable`, in a sentence.
 EVERYWHERE = {"flash", "math", "eager", "efficient", "mine", "sliced", "slicedattention", "myattention", "auto"}
-# The commands whose arguments stand on standard input; tests/test_outside.py has one that starts a process to ask.
+# The commands whose arguments stand on standard input; tests/test_own_choices.py has one that starts a process to ask.
 OVERVIEWS = """
 import contextlib, io, json, sys
 import msgspec
@@ -155,7 +155,7 @@ def test_every_command_is_run_or_has_a_reason():
             assert (ROOT / name).exists(), name
 
 
-@pytest.mark.parametrize("arguments", run_here("run"), ids=" ".join)
+@pytest.mark.parametrize("arguments", but_for_names(run_here("run")), ids=" ".join)
 def test_every_measurement_runs(here, arguments):
     folder, call = here
     before = set((folder / "multirun").glob("*/*/record.json"))
@@ -197,8 +197,13 @@ def test_every_overview_prints(overviews, arguments):
     assert code == 0 and "flash" in out
 
 
-@pytest.mark.parametrize("arguments", run_here("duel"), ids=" ".join)
-def test_every_duel_runs(real, capsys, arguments):
+# The help, one of each way to say a duel: one case, several, and a backend from a folder. tests/test_docs.py composes
+# them all.
+DUELS = {tuple(word for word in words if word.startswith("-")): words for words in run_here("duel")}
+
+
+@pytest.mark.parametrize("arguments", [*DUELS.values(), ()], ids=" ".join)
+def test_a_duel_of_each_kind_runs(real, capsys, arguments):
     assert duel_main(shrunk(arguments) if arguments else ["--help"]) == 0
     assert "samples, verdicts and the plot are in" in capsys.readouterr().out or not arguments
 

@@ -180,8 +180,13 @@ def tensors_of(function, inputs):
     return dict(zip(("out", "dq", "dk", "dv"), (out.detach(), *gradients), strict=True))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", DTYPES)
+# A CPU takes seconds for float16, whose range is what it has of its own.
+OF_FLOAT16 = ("mixed", "large", "denormal")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind"), [(dtype, kind) for dtype in DTYPES for kind in (OF_FLOAT16 if dtype == "float16" else KINDS)]
+)
 def test_honest_formulas_stay_within_the_tolerances(dtype, kind):
     for seed, mask in enumerate(MASKS):
         case = case_of(dtype, **mask)

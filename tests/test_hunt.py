@@ -1,12 +1,10 @@
 """attn-exp hunt finds planted bugs, and makes them small."""
 
-import os
 import re
-import subprocess
-import sys
 
 import cli
 import pytest
+from inprocess import typed
 
 # A search ends at its first find, and a busy machine takes long.
 BUDGET_S = 240
@@ -36,7 +34,6 @@ PLANTED = {
         r"planted: .*out .*(off by|visible)",
         r"b1 h1 (s|q\d+ kv)(6[5-9]|[7-9]\d) d\d+ float32 causal.*",
     ),
-    "no_softcap": (r"planted: .*out is off by \S+ of its norm, allowed is \S+", r"b1 h1 .*d\d float32 .*cap\d+"),
     "nan_without_a_key": ("planted: out has values that are not finite", r"b1 h1 q2 kv1 d1 fp32 causal bottom_right"),
     "segfaults_at_wide_heads": ("planted: crashes: the process was killed by SIGSEGV", r"b1 h1 s1 d33 fp32 causal"),
     "int32_strides": (r"planted: .*out is off by", r"b1 .* float32 full offsets of k above 2\^31"),
@@ -55,9 +52,8 @@ def test_a_planted_bug_is_found_and_shrunk_and_shown(kernel, tmp_path):
     assert command.startswith("attn-exp run ++backend._target_=planted.Planted ")
 
 
-@pytest.mark.parametrize("of", ["q_len <= 40 and kv_len <= 40 and large=false", "page_size > 0"])
-def test_what_is_right_is_not_found_wrong_and_the_same_seed_searches_the_same(tmp_path, of):
-    done = hunt("backend=eager", "budget=8s", f"where={of}", cwd=tmp_path)
+def test_what_is_right_is_not_found_wrong(tmp_path):
+    done = hunt("backend=eager", "budget=4s", "where=q_len <= 40 and kv_len <= 40 and large=false", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.match(r"eager: nothing found\. \d+ examples in \d+ s", done.stdout)
     assert "seed=1" in done.stderr
@@ -66,8 +62,9 @@ def test_what_is_right_is_not_found_wrong_and_the_same_seed_searches_the_same(tm
 def test_where_restricts_what_is_tried(tmp_path):
     done = planted("no_softcap", "where=softcap >= 3 and head_dim=24 and dtype=bf16 and q_len in (7, 9)", cwd=tmp_path)
     assert done.returncode == 1
-    _, label, command = facts(done.stdout)
-    assert "d24" in label and "bf16" in label
+    sentence, label, command = facts(done.stdout)
+    assert re.match(r"planted: .*out is off by \S+ of its norm, allowed is \S+", sentence)
+    assert "d24" in label and "bf16" in label and "cap" in label
     assert "dtype=bf16" in command and re.search(r"(q_len|seq_len)=[79]\b", command)
 
 
@@ -77,31 +74,20 @@ MISTAKES = {
     "backend=flash batch=8": "a condition on the case is written as where=",
     "backend=flash budget=soon": "budget=soon is no time from 1 s to 24 h: use budget=60s, budget=5m",
     "backend=flash where=head_dmi=64": "names an unknown field 'head_dmi': did you mean 'head_dim'?",
-    "backend=flash where=head_dim<1": "leaves no value of head_dim: relax it",
     "backend=fa2 budget=5s": "fa2: it runs only on NVIDIA GPUs",
     "backend._target_=planted.Nothing budget=5s": "cannot import backend._target_=planted.Nothing",
 }
 
 
 @pytest.mark.parametrize("line", MISTAKES)
-def test_a_mistake_is_one_sentence(line, tmp_path):
-    done = cli.run("hunt", *line.split(), "device=cpu", cwd=tmp_path)
-    assert done.returncode == 2, done.stdout
-    last = done.stderr.strip().splitlines()[-1]
+def test_a_mistake_is_one_sentence(line, tmp_path, monkeypatch):
+    code, _, err = typed(monkeypatch, tmp_path)("hunt", *line.split(), "device=cpu")
+    assert code == 2
+    last = err.strip().splitlines()[-1]
     assert last.startswith("attn-exp hunt: ") and MISTAKES[line] in last
 
 
-def test_without_hypothesis_it_says_what_to_type(tmp_path):
-    block = (
-        "import sys; sys.modules['hypothesis'] = None; sys.argv = ['attn-exp', 'hunt', 'backend=flash']; "
-        "from attn_exp.cli import main; main()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", block],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, **cli.environment()},
-    )
-    assert done.returncode == 2
-    assert done.stderr == "attn-exp hunt: a hunt needs Hypothesis: pip install 'attn_exp[hunt]'\n"
+def test_without_hypothesis_it_says_what_to_type(tmp_path, monkeypatch):
+    monkeypatch.setattr("attn_exp.commands.hunt.find_spec", lambda name: None)
+    code, _, err = typed(monkeypatch, tmp_path)("hunt", "backend=flash")
+    assert (code, err) == (2, "attn-exp hunt: a hunt needs Hypothesis: pip install 'attn_exp[hunt]'\n")

@@ -121,14 +121,6 @@ def test_a_plot_has_the_colour(outside):
     assert looks([result]) == {"transposed": Look("#123456", "s")}
 
 
-def test_the_overview_has_the_backend(outside):
-    folder, _ = outside
-    rows = attn_exp(folder, "backends", "format=markdown").stdout.splitlines()
-    (row,) = [row for row in rows if row.startswith("| `transposed`")]
-    assert "PyTorch's attention, called from elsewhere." in row
-    assert "fp32" in row
-
-
 def test_a_timer_from_elsewhere_has_a_name_of_its_own(outside):
     folder, _ = outside
     ran = attn_exp(folder, "timer=steady", "timer.name=cpu", "dry_run=true", *QUICK)

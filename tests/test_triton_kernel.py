@@ -32,36 +32,24 @@ def case(**sizes: Any) -> Case:
 
 
 CASES = {
-    "full": case(batch=2, q_len=64, kv_len=64),
     "lengths that no block divides": case(q_len=37, kv_len=53),
-    "causal": case(causal=True, q_len=70, kv_len=70),
-    "causal bottom-right, longer keys": case(causal=True, q_len=37, kv_len=70),
     "causal bottom-right, rows without keys": case(causal=True, q_len=70, kv_len=37),
     "causal top-left, longer keys": case(causal=True, align="top_left", q_len=37, kv_len=90),
-    "causal top-left, keys that no query sees": case(causal=True, align="top_left", q_len=20, kv_len=300),
+    "causal top-left, keys that no query sees": case(causal=True, align="top_left", q_len=20, kv_len=120),
     "window": case(causal=True, window=20, q_len=90, kv_len=90),
     "window top-left, rows without keys": case(causal=True, window=9, align="top_left", q_len=120, kv_len=37),
-    "prefix": case(causal=True, prefix=30, q_len=90, kv_len=90),
     "prefix bottom-right, longer queries": case(causal=True, prefix=7, q_len=90, kv_len=37),
-    "chunks": case(causal=True, chunk=24, q_len=100, kv_len=100),
     "chunks, longer keys": case(causal=True, chunk=40, q_len=50, kv_len=97),
-    "chunks top-left, rows without keys": case(causal=True, chunk=10, align="top_left", q_len=90, kv_len=37),
-    "blocks": case(causal=True, block=24, q_len=90, kv_len=90),
     "blocks bottom-right, rows without keys": case(causal=True, block=7, q_len=90, kv_len=37),
-    "packed": case(q_len=80, kv_len=80, lengths=(13, 1, 40, 26)),
     "packed causal window": case(causal=True, window=9, q_len=80, kv_len=80, lengths=(13, 1, 40, 26)),
     "requests": case(q_len=22, kv_len=97, lengths=(1, 20, 1), kv_lengths=(40, 20, 37), causal=True, q_heads=4),
-    "grouped queries": case(q_heads=4, kv_heads=2, causal=True, batch=2),
     "one key-value head": case(q_heads=4, kv_heads=1, q_len=33, kv_len=50),
     "one query and one key": case(q_len=1, kv_len=1, causal=True),
-    "head_dim 128": case(head_dim=128, q_len=20, kv_len=20),
     "head_dim 256": case(head_dim=256, q_len=20, kv_len=20, causal=True),
     "value_dim of DeepSeek": case(head_dim=192, value_dim=128, q_len=20, kv_len=20, causal=True),
     "head_dim no power of two": case(head_dim=40, value_dim=24, q_len=33),
-    "sinks": case(sink=True, batch=2, q_heads=4, q_len=37, kv_len=53),
     "sinks causal grouped": case(sink=True, q_heads=6, kv_heads=2, causal=True, q_len=70, kv_len=70, softcap=3.0),
     "sinks and a window, rows without keys": case(sink=True, causal=True, window=9, q_len=90, kv_len=37),
-    "alibi": case(alibi=True, q_heads=4, q_len=37, kv_len=53),
     "alibi causal grouped": case(alibi=True, q_heads=6, kv_heads=2, causal=True, q_len=70, kv_len=70),
     "bias": case(bias="heads", batch=2, q_heads=4, kv_heads=2, q_len=37, kv_len=53),
     "shared bias, rows without keys": case(bias="shared", q_heads=2, causal=True, window=9, q_len=90, kv_len=37),
@@ -114,7 +102,7 @@ def test_close_to_the_reference(child: ProcessPoolExecutor, name: str) -> None:
     _assert_close(child.submit(_errors, CASES[name]).result(), CASES[name])
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_random_cases_are_close_to_the_reference(child: ProcessPoolExecutor, seed: int) -> None:
     drawn = random_case(seed)
     _assert_close(child.submit(_errors, drawn).result(), drawn)
@@ -124,7 +112,6 @@ def test_random_cases_are_close_to_the_reference(child: ProcessPoolExecutor, see
 def test_layouts_and_options_of_the_kernels(child: ProcessPoolExecutor, how: str) -> None:
     several = [
         case(dtype="float16", q_heads=2, kv_heads=1, causal=True, window=30, q_len=40, kv_len=60, head_dim=32),
-        case(dtype="float16", q_len=37, kv_len=53, batch=2, q_heads=1, kv_heads=1),
         case(dtype="float16", q_len=70, kv_len=37, causal=True),
     ]
     for each in several:
@@ -148,27 +135,31 @@ def test_values_that_are_channels_of_keys(child: ProcessPoolExecutor, sizes: dic
 
 
 @pytest.mark.parametrize(
-    "sizes",
+    ("how", "sizes"),
     [
-        {"batch": 3, "q_len": 1, "kv_len": 70, "page_size": 16},
-        {"batch": 2, "q_len": 9, "kv_len": 53, "page_size": 5, "dtype": "float16", "layout": "bshd", "window": 20},
-        {"q_len": 22, "kv_len": 97, "lengths": (1, 20, 1), "kv_lengths": (40, 20, 37), "page_size": 7, "sink": True},
-        {"batch": 2, "q_len": 1, "kv_len": 40, "page_size": 1, "latent": True, "value_dim": 32, "kv_heads": 1},
-        {"batch": 2, "q_len": 40, "kv_len": 40, "page_size": 64, "alibi": True, "softcap": 5.0},
-        {
-            "batch": 2,
-            "q_len": 3,
-            "kv_len": 50,
-            "page_size": 4,
-            "pages": "shared",
-            "dtype": "float16",
-            "cache_dtype": "fp8",
-        },
+        ("", {"batch": 3, "q_len": 1, "kv_len": 70, "page_size": 16}),
+        (
+            "overlap",
+            {"batch": 2, "q_len": 9, "kv_len": 53, "page_size": 5, "dtype": "float16", "layout": "bshd", "window": 20},
+        ),
+        (
+            "",
+            {
+                "q_len": 22,
+                "kv_len": 97,
+                "lengths": (1, 20, 1),
+                "kv_lengths": (40, 20, 37),
+                "page_size": 7,
+                "sink": True,
+            },
+        ),
+        ("", {"batch": 2, "q_len": 1, "kv_len": 40, "page_size": 1, "latent": True, "value_dim": 32, "kv_heads": 1}),
+        ("overlap", {"batch": 2, "q_len": 40, "kv_len": 40, "page_size": 64, "alibi": True, "softcap": 5.0}),
+        ("", {"batch": 2, "kv_len": 50, "page_size": 4, "pages": "shared", "dtype": "float16", "cache_dtype": "fp8"}),
     ],
 )
-@pytest.mark.parametrize("how", ["", "overlap"])
 def test_keys_in_pages(child: ProcessPoolExecutor, sizes: dict[str, Any], how: str) -> None:
-    in_pages = case(**{"q_heads": 4, "kv_heads": 2, "head_dim": 40, "causal": True} | sizes)
+    in_pages = case(**{"q_heads": 4, "kv_heads": 2, "q_len": 3, "head_dim": 40, "causal": True} | sizes)
     _assert_close(child.submit(_paged_errors, in_pages, how).result(), in_pages)
 
 
@@ -177,16 +168,13 @@ def test_keys_in_pages(child: ProcessPoolExecutor, sizes: dict[str, Any], how: s
     [
         {"batch": 2, "q_len": 1},
         {"q_len": 3, "causal": True, "kv_len": 700, "kv_heads": 1, "value_dim": 24},
-        {"q_len": 5, "causal": True, "align": "top_left", "dtype": "float16", "layout": "bshd"},
-        {"q_len": 2, "batch": 3, "page_size": 16, "dtype": "float16"},
         {"q_len": 4, "batch": 2, "page_size": 7, "causal": True, "pages": "shared", "cache_dtype": "fp8"},
         {"q_len": 1, "kv_len": 257, "page_size": 1, "latent": True, "value_dim": 32, "kv_heads": 1},
     ],
 )
 def test_keys_that_are_split_over_programs(child: ProcessPoolExecutor, sizes: dict[str, Any]) -> None:
-    few = case(**{"q_heads": 4, "kv_heads": 2, "kv_len": 1000, "head_dim": 40} | sizes)
-    errors = child.submit(_decoded_errors, few).result()
-    _assert_close(errors, few)
+    few = case(**{"q_heads": 4, "kv_heads": 2, "kv_len": 600, "head_dim": 40} | sizes)
+    _assert_close(child.submit(_decoded_errors, few).result(), few)
 
 
 def test_the_same_inputs_give_the_same_bits(child: ProcessPoolExecutor) -> None:
@@ -197,14 +185,12 @@ def test_gradient_of_a_sum_has_no_strides(child: ProcessPoolExecutor) -> None:
     assert child.submit(_expanded_gradient).result() < TOLERANCES["float32"]
 
 
-@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
-def test_opcheck(child: ProcessPoolExecutor, layout: str) -> None:
-    assert set(child.submit(_opcheck, layout).result().values()) == {"SUCCESS"}
+def test_opcheck(child: ProcessPoolExecutor) -> None:
+    assert set(child.submit(_opcheck).result().values()) == {"SUCCESS"}
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiles_into_one_graph(child: ProcessPoolExecutor, backend: str) -> None:
-    frames, graphs, equal = child.submit(_compiled, backend).result()
+def test_compiles_into_one_graph(child: ProcessPoolExecutor) -> None:
+    frames, graphs, equal = child.submit(_compiled).result()
     assert (frames, graphs, equal) == (1, 1, True)
 
 
@@ -369,19 +355,19 @@ def _expanded_gradient() -> float:
     return _difference(inputs.q_bhsd.grad, expected["dq"])
 
 
-def _opcheck(layout: str) -> dict[str, str]:
+def _opcheck() -> dict[str, str]:
     from attn_exp.kernels import triton_attention
 
     checked = case(q_heads=4, kv_heads=2, q_len=20, kv_len=20)
     inputs = make_inputs(checked, "cpu", 6, with_gradients=False)
-    tensors = [_laid_out(tensor, layout) if layout == "bshd" else tensor for tensor in inputs.qkv]
+    tensors = [_laid_out(tensor, "bshd") for tensor in inputs.qkv]
     options = (None, None, None, None, None, 0, 0.25, True, 0, None, None)
     sinks = torch.ones(1, 4, 1, 1, requires_grad=True)
     arguments = (*(tensor.detach().requires_grad_() for tensor in tensors), sinks, *options)
     return torch.library.opcheck(triton_attention._forward, arguments)
 
 
-def _compiled(backend: str) -> tuple[int, int, bool]:
+def _compiled() -> tuple[int, int, bool]:
     from torch._dynamo.testing import CompileCounterWithBackend
 
     from attn_exp.kernels.triton_attention import attention
@@ -391,7 +377,7 @@ def _compiled(backend: str) -> tuple[int, int, bool]:
 
     checked = case(q_heads=4, kv_heads=2, q_len=20, kv_len=20)
     inputs = make_inputs(checked, "cpu", 7, with_gradients=True)
-    counter = CompileCounterWithBackend(backend)
+    counter = CompileCounterWithBackend("aot_eager")
     frames = torch.compile(block, fullgraph=True, backend=counter)
     equal = True
     for _ in range(2):

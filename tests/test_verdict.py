@@ -209,7 +209,11 @@ def called(comparisons):
     return sum(each.verdict in ("faster", "slower") for each in comparisons) / len(comparisons)
 
 
-@pytest.mark.parametrize("kind", drift.KINDS)
+# Thousands of duels take seconds: of the drifts, none and the one that leaps; their intervals are tried of all.
+CALM_AND_NOT = ("white", "throttle")
+
+
+@pytest.mark.parametrize("kind", CALM_AND_NOT)
 def test_equal_rivals_are_rarely_called_different(kind):
     """By interval in at most 0.5 % of 2,700 A/A comparisons of few rounds, with a margin from others in 0.3 %."""
     rng = np.random.default_rng(29)
@@ -235,7 +239,7 @@ def stopped(rng, kind, effect, count):
     return found
 
 
-@pytest.mark.parametrize("kind", drift.KINDS)
+@pytest.mark.parametrize("kind", CALM_AND_NOT)
 def test_three_percent_is_found(kind):
     """In all of 150 duels, which take 24 to 26 rounds on average."""
     found = stopped(np.random.default_rng(31), kind, 0.03, 150)
@@ -244,7 +248,7 @@ def test_three_percent_is_found(kind):
     assert statistics.fmean(each.rounds for each in found) <= 28
 
 
-@pytest.mark.parametrize("kind", drift.KINDS)
+@pytest.mark.parametrize("kind", CALM_AND_NOT)
 def test_stopping_when_the_ratio_is_precise_costs_little(kind):
     """Looking after each round whether to stop favours intervals that chance made narrow."""
     found = stopped(np.random.default_rng(61), kind, 0.0, 150)
