@@ -70,9 +70,11 @@ def main() -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, interrupt)
-    # A closed terminal ends a sweep as SIGTERM does; below nohup it goes on.
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
-        signal.signal(signal.SIGHUP, interrupt)
+    # A closed terminal ends a sweep as SIGTERM does; below nohup it goes on. Schedulers send the others before the time
+    # of a job is over (Slurm's --signal=USR1@60).
+    for other in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT, signal.SIGXCPU):
+        if signal.getsignal(other) is signal.SIG_DFL:
+            signal.signal(other, interrupt)
     # A shell starts what is in the background of a script deaf to it.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)

@@ -123,7 +123,7 @@ def test_an_interrupt_of_any_command_exits_with_130(tmp_path):
         "def run(choice, words):\n    os.kill(os.getpid(), getattr(signal, name))\n    signal.pause()\n"
         "name, import_module('attn_exp.comparison.answer').read_sweeps = sys.argv.pop(), run\ncli.main()\n"
     )
-    for name in ("SIGINT", "SIGTERM"):
+    for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGQUIT", "SIGXCPU"):
         command = [sys.executable, "-c", code, "compare", "first", name]
         done = subprocess.run(command, cwd=tmp_path, env=cli.environment(), capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout, cli.without_progress(done.stderr)) == (130, "", [])

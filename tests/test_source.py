@@ -139,11 +139,16 @@ def test_a_checkout_has_a_commit_and_says_whether_files_differ_from_it(place):
     committed = described("mine_here.Mine")
     head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     assert (committed["commit"], committed["changes"]) == (head, "none")
+    # Programs that a foreign repository names: none of them runs.
+    (place / ".gitattributes").write_text("*.py filter=mine\n")
+    for name in ("filter.mine.clean", "core.fsmonitor"):
+        subprocess.run(["git", "config", name, f"touch {place / 'ran'}; cat"], check=True)
     (place / "unrelated.py").write_text("")
     (place / "helper_of_mine.py").write_text("WHICH = 'another one'\n")
     changed = described("mine_here.Mine")
     assert (changed["commit"], changed["changes"]) == (head, "uncommitted")
     assert source.commit(changed) == f"{head}-dirty"
+    assert not (place / "ran").exists()
     assert identity(changed) == {"sha256": changed["sha256"]} != identity(committed)
 
 

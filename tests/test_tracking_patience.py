@@ -14,6 +14,7 @@ from test_tracker_mlflow import a_record
 from attn_exp.core.errors import UserError
 from attn_exp.core.record.file import write_record
 from attn_exp.tracking import SweepInfo, make_tracker
+from attn_exp.tracking.background import Background
 
 PATIENCE_S = 2.0
 
@@ -110,6 +111,32 @@ def test_a_sweep_goes_on_without_a_sick_server(tmp_path: Path) -> None:
         assert warning is not None and "stores nothing yet" in warning, kind
         assert lacks is not None and "lacks 6 records" in lacks, (kind, lacks)
         assert "attn-exp log" in lacks, kind
+
+
+def test_a_server_that_answers_is_waited_for_however_slow_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thirty answers, each 1.3 s after its request by a clock that stands between them."""
+    now, asked, answered = [0.0], threading.Semaphore(0), threading.Semaphore(1)
+    monkeypatch.setattr("attn_exp.tracking.background.time.monotonic", lambda: now[0])
+    background = Background("slow", patience_s=PATIENCE_S)
+
+    def requests() -> None:
+        for _ in range(30):
+            asked.acquire()
+            background.answered()
+            answered.release()
+
+    def later() -> None:
+        answered.acquire()
+        now[0] += 1.3
+        asked.release()
+
+    background.put(requests)
+    assert background.settle(each=later)
+    silent = threading.Event()
+    background.put(silent.wait)
+    assert not background.settle(each=lambda: now.__setitem__(0, now[0] + 1.3))
+    silent.set()
+    background.stop()
 
 
 @pytest.mark.parametrize("given", [-1, True, "long", float("inf"), float("nan")])

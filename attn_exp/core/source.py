@@ -124,17 +124,32 @@ def _distributions() -> dict[str, list[str]]:
 def _checkout(root: Path, files: tuple[Path, ...], sha256: str) -> dict[str, str]:
     """Return the commit of the checkout in which files lie, and whether they differ from it; empty without one."""
     names = [path.relative_to(root).as_posix() for path in files]
-    # The file system's monitor is a program that a foreign repository names.
-    command = ["git", "-c", "core.fsmonitor=false", "-C", str(root), "--literal-pathspecs", "status"]
-    command += ["--porcelain=v2", "--branch", "--untracked-files=all", "--ignored", "-z", "--", *names]
+    # Neither `status` nor `diff`: they run the filters and the monitor that a foreign repository names.
+    said = _git(root, "rev-parse", "HEAD"), _git(root, "ls-tree", "-r", "-z", "HEAD", "--", *names)
+    if said[0] is None or not said[1]:
+        # Files that a checkout does not know have nothing to do with its commit.
+        return {}
+    entries = (entry.partition("\t") for entry in said[1].split("\0") if entry)
+    kept = {name: facts.split()[2] for facts, _, name in entries}
+    same = all(kept.get(name) in _blobs(path) for name, path in zip(names, files, strict=True))
+    return {"commit": said[0].strip(), "changes": "none" if same else "uncommitted"}
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(root), "--literal-pathspecs", *arguments]
+    variables = os.environ | {"GIT_NO_LAZY_FETCH": "1"}
     try:
-        said = subprocess.run(command, capture_output=True, timeout=_GIT_LIMIT_S, check=True, text=True).stdout
+        ran = subprocess.run(command, capture_output=True, timeout=_GIT_LIMIT_S, check=True, text=True, env=variables)
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
-        return {}
-    lines = said.split("\0")
-    oid = next((line.split()[-1] for line in lines if line.startswith("# branch.oid ")), "")
-    changed = [line for line in lines if line and not line.startswith("# ")]
-    # Files that a checkout ignores have nothing to do with its commit.
-    if not oid or sum(line.startswith("! ") for line in changed) == len(files):
-        return {}
-    return {"commit": oid, "changes": "uncommitted" if changed else "none"}
+        return None
+    return ran.stdout
+
+
+def _blobs(path: Path) -> set[str]:
+    """Return the names that git may have for a file's content, by the hashes that repositories use."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return set()
+    blob = b"blob %d\0" % len(content) + content
+    return {hashlib.sha1(blob, usedforsecurity=False).hexdigest(), hashlib.sha256(blob).hexdigest()}

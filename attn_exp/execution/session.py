@@ -349,7 +349,7 @@ class Session:
             timeout_s=limit_s,
             told=self.progress.line.show,
         )
-        self.not_stored = tracker.lost_all
+        self.not_stored = tracker.lacks
         if status == "KILLED":
             left = max(0, self.progress.total - sum(result.final for result in results))
             say(f"stopped with {left} of {self.progress.total} jobs to do; finish with: {self.resume_command()}")

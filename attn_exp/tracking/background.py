@@ -8,10 +8,6 @@ from collections.abc import Callable
 
 # After so many failures in a row items are skipped for a while, since each may cost the store's own time limit.
 _FAILURES_IN_A_ROW, _PAUSE_S = 3, 30.0
-# A store that answers takes milliseconds: the first second of an item, or of each of its parts, is free.
-_FREE_S = 1.0
-# The share of the patience that is kept for `ask_again`, in case the store is back.
-_LAST_SHARE = 0.2
 _STEP_S = 0.1
 
 
@@ -22,18 +18,17 @@ class Background:
 
     Args:
         name: the thread's name.
-        patience_s: the total wait of `settle` for a store that takes longer than a second to answer. After four fifths
-            of it, items are skipped until `ask_again`.
+        patience_s: how long `settle` waits for one answer of the store. After that, items are skipped until
+            `ask_again`. A store that answers is waited for as long as it takes.
     """
 
     def __init__(self, name: str, patience_s: float = math.inf) -> None:
         self.errors: list[Exception] = []
-        self._last_s = 0.0 if patience_s == math.inf else _LAST_SHARE * patience_s
-        self._patience_s = patience_s - self._last_s
+        self._patience_s = patience_s
         # When the store was last asked; None while the thread asks nothing of it.
         self._asked: float | None = None
         self._tasks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._given_up = threading.Event()
+        self._given_up, self._silent = threading.Event(), threading.Event()
         self._in_a_row, self._next_try = 0, 0.0
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
@@ -53,12 +48,10 @@ class Background:
         """Count the time from now on, since the store has answered a part of the present item."""
         self._asked = time.monotonic()
 
-    def settle(
-        self, timeout_s: float = math.inf, kept_s: float = 0.0, each: Callable[[], object] = lambda: None
-    ) -> bool:
+    def settle(self, timeout_s: float = math.inf, each: Callable[[], object] = lambda: None) -> bool:
         """Wait until everything queued so far was tried, and return whether that was within limit and patience.
 
-        The part `kept_s` of the patience is kept for later calls, and `each` is called again and again while it waits.
+        `each` is called again and again while it waits.
         """
         done = threading.Event()
         self._tasks.put(done.set)
@@ -66,16 +59,18 @@ class Background:
         while not done.wait(_STEP_S):
             each()
             now, asked = time.monotonic(), self._asked
-            if asked is not None and now - asked > _FREE_S:
-                self._patience_s -= _STEP_S
-            if now >= limit or self._patience_s <= kept_s:
+            if asked is not None and now - asked > self._patience_s:
+                self._silent.set()
+            if now >= limit or self._silent.is_set():
                 return False
         return True
 
     def ask_again(self) -> None:
         """Try the next item even if the store was unreachable, and wait for it a little."""
-        self._patience_s, self._last_s = max(0.0, self._patience_s) + self._last_s, 0.0
+        self._silent.clear()
         self._next_try = 0.0
+        # An item that waits since then gets as long again.
+        self._asked = None if self._asked is None else time.monotonic()
 
     def give_up(self) -> None:
         """Skip items that are still queued; actions still run."""
@@ -86,7 +81,7 @@ class Background:
         self._tasks.put(None)
 
     def _try(self, store: Callable[[], object]) -> None:
-        if self._given_up.is_set() or self._patience_s <= 0:
+        if self._given_up.is_set() or self._silent.is_set():
             return
         if self._in_a_row >= _FAILURES_IN_A_ROW and time.monotonic() < self._next_try:
             return

@@ -87,8 +87,8 @@ class Summary:
 class Tracker:
     """Stores the records of one sweep without delaying its measurements; this one, `tracker=none`, stores nothing."""
 
-    # Whether none of the records could be stored.
-    lost_all = False
+    # Whether something is missing in the store at the end.
+    lacks = False
 
     def open(self, sweep: SweepInfo) -> str | None:
         """Check the location, then open the store in the background; return a sentence if it does not answer.

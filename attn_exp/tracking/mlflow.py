@@ -33,11 +33,9 @@ from attn_exp.tracking.location import (
 from attn_exp.tracking.runs import Runs
 from attn_exp.tracking.trouble import refusal, trouble
 
-# How long a sweep waits in all for importing MLflow and for a store that answers slowly or not at all, unless
-# `tracker.patience_s` says so. A sick store may cost a sweep 10 s.
-_PATIENCE_S = 7.0
-# Share of the patience that the start leaves for the jobs, besides what is kept for the end.
-_KEPT_SHARE = 0.15
+# How long a sweep waits for one answer of a store, unless `tracker.patience_s` says so: at its start, and once more at
+# its end.
+_PATIENCE_S = 10.0
 # Share of the time limit at the end that records get; the rest is for the sweep's run.
 _FLUSH_SHARE = 0.6
 
@@ -77,7 +75,6 @@ class MlflowTracker(Tracker):
         self._runs: Runs | None = None
         self._thread: Background | None = None
         self._stored: Runs | None = None
-        self._logged = 0
         self._moved: str | None = None
         # Jobs that are not stored yet, with their folders; the thread removes them.
         self._waiting: dict[str, Path] = {}
@@ -96,7 +93,7 @@ class MlflowTracker(Tracker):
         thread.put(self._runs.connect)
         if database_file(self._place.uri) is not None and not chosen(self._place.artifacts, self._place.uri):
             return None
-        if thread.settle(kept_s=_KEPT_SHARE * self._place.patience_s) and not thread.errors:
+        if thread.settle() and not thread.errors:
             return None
         waited_s = time.monotonic() - began
         reason = f"no answer within {waited_s:.0f} s"
@@ -123,7 +120,6 @@ class MlflowTracker(Tracker):
     def log(self, record: Record, folder: Path) -> None:
         """Queue a finished job."""
         if self._runs is not None and self._thread is not None:
-            self._logged += 1
             self._waiting[record.request.job] = folder
             self._thread.put(lambda: self._add(record, folder))
 
@@ -181,14 +177,14 @@ class MlflowTracker(Tracker):
         # Not earlier: after an interrupt while waiting above, this may be called again with a shorter limit.
         self._runs = self._thread = None
         count = len(self._waiting)
-        self.lost_all = 0 < count == self._logged
+        self.lacks = count > 0 or not ended.is_set()
         if ended.is_set() and not count:
             return None
         what = f"{count} record{'s' if count > 1 else ''}" if count else "the end of the sweep's run"
         reason = (
             trouble(thread.errors[-1])
             if thread.errors
-            else f"it answered too slowly for tracker.patience_s={self._place.patience_s:g}"
+            else f"no answer within tracker.patience_s={self._place.patience_s:g}"
         )
         return (
             f"MLflow at {self._place.shown} lacks {what} ({reason}): all records are in {runs.sweep.folder}; "

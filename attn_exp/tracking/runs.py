@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from attn_exp.core.errors import UserError, is_inside
 from attn_exp.core.record.file import FILE_NAME, LOG_NAME
 from attn_exp.core.record.record import Record
-from attn_exp.core.record.request import REQUEST_NAME, Request
+from attn_exp.core.record.request import Request
 from attn_exp.core.record.status import STATUSES
 from attn_exp.core.redaction import redacted
 from attn_exp.core.versions import __version__
@@ -57,7 +57,8 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Run
 
-_FILES = (FILE_NAME, REQUEST_NAME, LOG_NAME)
+# A record has its request.
+_FILES = (FILE_NAME, LOG_NAME)
 JOB, FINISHED_AT, SWEEP_ID = "attn_exp.job", "attn_exp.finished_at", "attn_exp.sweep_id"
 _PARENT = "mlflow.parentRunId"
 # The colour of a sweep's own run: MLflow would give it that of a backend by chance.
@@ -86,10 +87,15 @@ def create_job_run(
         metrics=metrics_at(metrics(record), record.finished_at),
         status="FINISHED" if STATUSES[record.status].finished else "FAILED",
         # Names in a record and links in a folder may be somebody else's: they select no other files for upload.
-        files={path: _place(path, folder) for path in paths if path.is_file() and is_inside(path, folder)},
+        files={path: _place(path, folder) for path in paths if is_inside(path, folder) and _has_content(path)},
         dataset=_dataset(record.request),
     )
     return store_run(client, experiment, new, answered)
+
+
+def _has_content(path: Path) -> bool:
+    """Whether there is a file with something in it: each one is a request to the server."""
+    return path.is_file() and path.stat().st_size > 0
 
 
 def _dataset(request: Request) -> tuple[str, str, str]:
@@ -249,9 +255,13 @@ class Runs:
             places = {file: _place(file, self.sweep.folder) for file in files}
             # First, because it takes one call: the answer is there even if the files are refused.
             names = [f"{place}/{file.name}" if place else file.name for file, place in places.items()]
+            self.answered()
             store_summary(client, parent, summary, names)
+            self.answered()
             store_view(client, self._experiment)
+            self.answered()
             self._view = store_view(client, self._experiment, self.sweep.name, summary.params)
+            self.answered()
             for file, place in places.items():
                 store_file(client, self._parent, file, place)
                 self.answered()
@@ -286,7 +296,9 @@ class Runs:
         parents = search(client, self._experiment, identity)
         if parents:
             parent = str(parents[-1].info.run_id)
+            self.answered()
             client.update_run(parent, "RUNNING")
+            self.answered()
             log_values(client, parent, [], own_tags)
         else:
             tags = fitting(identity | own_tags) | source()
@@ -294,6 +306,7 @@ class Runs:
                 tags[_PARENT] = surrounding
             began_ms = int(self.sweep.began * 1000) if self.sweep.began is not None else None
             parent = str(client.create_run(self._experiment, began_ms, tags, self.sweep.name).info.run_id)
+        self.answered()
         self._runs.clear()
         # By the parent too: runs of earlier versions do not have the sweep's tag.
         of_sweep: dict[str, Run] = {}
