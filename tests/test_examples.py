@@ -184,7 +184,7 @@ def test_its_records_are_compared_without_the_package(beside, monkeypatch):
     assert [mean.cases for mean in rivals.means if mean.label == "sliced"] == [2, 2]  # of each pass
 
 
-def test_what_it_does_not_support_is_a_sentence(beside, installed):
+def test_an_unsupported_case_is_a_sentence(beside, installed):
     conf = EXAMPLES / "custom_backend/conf"
     output = ran(
         [sys.executable, "-m", "attn_exp", "backends", "--config-dir", conf, "model=gemma2"], beside, installed

@@ -56,14 +56,14 @@ def test_a_planted_bug_is_found_and_shrunk_and_shown(kernel, tmp_path):
 
 
 @pytest.mark.parametrize("of", ["q_len <= 40 and kv_len <= 40 and large=false", "page_size > 0"])
-def test_what_is_right_is_not_found_wrong_and_the_same_seed_searches_the_same(tmp_path, of):
+def test_a_right_backend_is_not_found_wrong_and_the_same_seed_searches_the_same(tmp_path, of):
     done = hunt("backend=eager", "budget=8s", f"where={of}", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.match(r"eager: nothing found\. \d+ examples in \d+ s", done.stdout)
     assert "seed=1" in done.stderr
 
 
-def test_where_restricts_what_is_tried(tmp_path):
+def test_an_expression_restricts_the_cases_that_are_tried(tmp_path):
     done = planted("no_softcap", "where=softcap >= 3 and head_dim=24 and dtype=bf16 and q_len in (7, 9)", cwd=tmp_path)
     assert done.returncode == 1
     _, label, command = facts(done.stdout)
