@@ -252,7 +252,7 @@ def _closed(cell: Change | _Open, metric: ChosenMetric, spreads: Spreads, scatte
     spread = spread if spreads.fixed is not None else max(spread, least, math.expm1(min(cell.explained, _LARGEST_LOG)))
     doubt = uncertainty(cell.new, cell.old, spread)
     log = cell.log if metric.kind.higher_is_better else -cell.log
-    # Of two rounds that differ wildly, the upper bound is beyond the largest float.
+    # The upper bound of two rounds that differ wildly is beyond the largest float.
     bounds = (math.expm1(log), math.expm1(log - doubt.half), math.expm1(min(log + doubt.half, _LARGEST_LOG)))
     return Change(cell.old, cell.new, "undecided", *bounds, spread, doubt.p_value(log))
 

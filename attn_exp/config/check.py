@@ -88,7 +88,7 @@ def _unknown_option(text: str) -> str | None:
     return f"{match[1]} does not exist" if match else None
 
 
-# What other benchmarks and PyTorch call it, and nothing here is called alike.
+# The names of other benchmarks and of PyTorch; nothing here is called alike.
 _ROUNDS = "write stopping=quick or stopping=thorough, or stopping.min_rounds=5"
 _OWN = "attention with one is a function of your own: attn_exp.time(function, q, k, v, reference=...)"
 _MEANT = {"iters": _ROUNDS, "warmup": _ROUNDS, "attn_mask": _OWN, "dropout": _OWN}

@@ -54,7 +54,7 @@ WIDTH = 120
 SHORT = {"forward": "fwd", "backward": "bwd", "step": "step"}
 
 
-# Of a value with a wider interval, two digits are known; one above the second was not measured well enough.
+# Two digits of a value with a wider interval are known; one above the second was not measured well enough.
 _TWO_DIGITS, _UNKNOWN = 0.1, 0.25
 
 

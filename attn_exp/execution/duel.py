@@ -37,7 +37,7 @@ from attn_exp.results.table import time_text
 BUSY_MARGIN = 0.25
 # The budget of each pass: a duel may take longer than a job of a sweep, in order to decide.
 BUDGET_S = 5
-# Where a process's memory lies makes its calls faster or slower by nearly 1 %: so many share the rounds.
+# The addresses of a process's memory make its calls faster or slower by nearly 1 %: so many share the rounds.
 PROCESSES = 4
 
 

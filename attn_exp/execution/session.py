@@ -255,7 +255,7 @@ class Session:
         """Wait until no more than `ahead` cases are queued; return the last record. `stop_on` may end the sweep."""
         record = None
         while queue.waiting > ahead:
-            # What was measured in turns is kept whole before a sweep ends.
+            # Rivals that were measured in turns are kept whole before a sweep ends.
             ended, waiting = list[Record](), queue.waiting
             while queue.waiting == waiting:
                 others = len(queue.in_turns) - 1

@@ -256,7 +256,7 @@ class Worker:
         return own.get(self._phase, self.timeout_s)
 
     def _died(self, process: WorkerProcess, run: _Run) -> None:
-        """Find out why there will be no record, and remove the process. Of several jobs, one alone is charged."""
+        """Find out why there will be no record, and remove the process. One of several jobs alone is charged."""
         phase, limit, timed_out = self._phase, self._limit_s(), self._seconds_left() == 0.0
         began, profiling = phase in ("job", "profile"), phase == "profile"
         code = process.exit_code(0.0 if timed_out else _END_S)
@@ -269,7 +269,7 @@ class Worker:
             # The others have no record yet.
             charged = [folder for folder in run.folders if folder == run.at]
         else:
-            # Of several jobs one is charged that was at work alone when the time was over, else none yet.
+            # One of several jobs is charged that was at work alone when the time was over, else none yet.
             charged = [folder for folder in run.folders if folder == run.at and timed_out and code is None]
         for folder in charged:
             self._outcomes[folder] = self._outcome(

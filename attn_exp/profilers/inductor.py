@@ -99,7 +99,7 @@ class Inductor:
 
 
 def _profile(subject: Subject, graphs: list[Graph], measured: dict[str, dict[str, Bandwidth]]) -> Profile:
-    # What `profiler=ncu` counted in this job, if it ran before.
+    # The counts of `profiler=ncu` in this job, if it ran before.
     ncu = subject.record.profiles.get("ncu")
     counted = {} if ncu is None else {(one.direction, one.name): one for one in ncu.kernels}
     kernels: list[ProfiledKernel] = []

@@ -40,7 +40,7 @@ _SETTINGS = (
 # Columns that a narrow terminal may omit, the least important first. A key that is swept is none: only after these, and
 # the columns to its right, does it go.
 _DISPENSABLE = ("embed_dim", "fwd\nerror", "bwd\nerror", "fwd\n+-%", "bwd\n+-%", "bwd\nTFLOPS", "fwd\nTFLOPS")
-# What a model says; where models differ in them, its name may stand for them.
+# A model says these; where models differ in them, its name may stand for them.
 _OF_MODEL = ("latent", "value_dim", "head_dim", "kv_heads", "q_heads")
 
 

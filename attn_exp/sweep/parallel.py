@@ -70,7 +70,7 @@ class _Jobs:
         if stops(record) and self._named is None:
             self._named = record
         named = self._named and self._named.request.turns_key
-        # What is measured in turns is kept whole before a sweep ends.
+        # Rivals that are measured in turns are kept whole before a sweep ends.
         if self.halt is None and all(request.turns_key != named for request in self.left.values()):
             self.halt = self._named
 

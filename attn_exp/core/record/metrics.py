@@ -20,7 +20,7 @@ from attn_exp.core.stats.summary import Summary, medians_by_round, summarize
 
 # Timers that do not measure the work: no rate follows from their times.
 ISSUE_ONLY = ("dispatch",)
-# Of the time in which the power was measured, the share that the call has to take: else it is not the call's power.
+# The call has to take this share of the time in which the power was measured: else it is not the call's power.
 CALL_SHARE = 0.5
 
 
