@@ -136,11 +136,7 @@ def _sentence(
 
 
 def judged(function: "Callable[..., torch.Tensor]", given: "Given", asked: Asked) -> Timed:
-    """Judge a function; see `attn_exp.assert_correct`.
-
-    Raises:
-        UserError: a mistake in the arguments.
-    """
+    """Judge a function; see `attn_exp.assert_correct`. Raises UserError for a mistake in the arguments."""
     if not callable(function):
         raise UserError(f"the function is a {type(function).__name__}: give a function of q, k and v")
     case, tensors = _case_and_tensors(given, asked)

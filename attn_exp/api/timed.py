@@ -144,8 +144,7 @@ def request_of(
 ) -> Request:
     """Return the job of a function, with how to measure from the configuration; its label is `name`, or its own.
 
-    Raises:
-        UserError: a choice does not exist, or the name cannot name a folder.
+    Raises UserError if a choice does not exist, or the name cannot name a folder.
     """
     label = name or label_of(function)
     check_name("name", label)
@@ -186,8 +185,7 @@ def measured_alike(
 ) -> list[Record]:
     """Return a record of each function; several are measured interleaved.
 
-    Raises:
-        UserError: the reference cannot be used.
+    Raises UserError if the reference cannot be used.
     """
     # Not before: mistakes are told before seconds of importing.
     from attn_exp.worker.given import measure_tensors
@@ -248,10 +246,8 @@ def overrides_of(choices: Mapping[str, Any]) -> list[str]:
 
     A list is several values, one job each. A tuple is one value that is a list, as is a list for a key that takes one
     (`passes`, `lengths`). A mapping sets the keys inside: `model={"head_dim": 64}` is `model.head_dim=64`. Text is as
-    typed in a command line, so that `backend="flash,math"` is two choices.
-
-    Raises:
-        UserError: a value cannot be written as an override.
+    typed in a command line, so that `backend="flash,math"` is two choices. Raises UserError if a value cannot be
+    written as an override.
     """
     overrides = []
     for key, value in choices.items():

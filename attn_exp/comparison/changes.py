@@ -170,8 +170,8 @@ def compare_sweeps(
 ) -> Changes:
     """Compare the selected cells of new sweeps with those of old ones.
 
-    Raises:
-        UserError: the sweeps have nothing in common, or their environments are incomparable and `anyway` is not set.
+    Raises UserError if the sweeps have nothing in common, or their environments are incomparable and `anyway` is not
+    set.
     """
     pairs = joined(cells_old, cells_new)
     if not any(one and other for one, other in pairs):

@@ -213,8 +213,8 @@ def compare_history(
 ) -> History:
     """Return the history of the selected cells of each sweep.
 
-    Raises:
-        UserError: there are fewer than three sweeps, or their environments are incomparable and `anyway` is not set.
+    Raises UserError if there are fewer than three sweeps, or their environments are incomparable and `anyway` is not
+    set.
     """
     if len(sweeps) < LEAST:
         raise UserError(

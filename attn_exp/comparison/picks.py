@@ -50,10 +50,8 @@ def pick(
     """Return the dispatch table of sweeps, which were read from folders.
 
     Only the named `backends` may be picked; without names all that a model can call through SDPA, or with `every` all
-    there are. With `every` cases are as they were measured, those that no call of SDPA has among them.
-
-    Raises:
-        UserError: nothing can be picked, or records are of several environments.
+    there are. With `every` cases are as they were measured, those that no call of SDPA has among them. Raises UserError
+    if nothing can be picked, or records are of several environments.
     """
     left_out = Counter[str]()
     may = [tuple(one for one in sweep.results if _may(one, backends, left_out, every=every)) for sweep in sweeps]

@@ -50,8 +50,7 @@ class Mean:
 def means(rows: Sequence[Ranking], labels: Sequence[str], by: Sequence[str], metric: ChosenMetric) -> tuple[Mean, ...]:
     """Return the means over all cases, or over those of each combination of the fields in `by`.
 
-    Raises:
-        UserError: `by` names an unknown field.
+    Raises UserError if `by` names an unknown field.
     """
     cells = [row.cell for row in rows]
     known = fields(cells) if by else {}
@@ -168,10 +167,8 @@ def compare_rivals(
 ) -> Rivals:
     """Rank the backends of one or several sweeps by the selected cells.
 
-    Duels may have decided differences in a time or rate that the cells leave open; `duels_of` reads them.
-
-    Raises:
-        UserError: there is no such baseline.
+    Duels may have decided differences in a time or rate that the cells leave open; `duels_of` reads them. Raises
+    UserError if there is no such baseline.
     """
     labels = sorted({cell.result.label for cell in cells})
     if baseline is not None and not any(is_label(label, baseline) for label in labels):

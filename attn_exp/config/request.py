@@ -44,8 +44,7 @@ _INSIDE = (("timer", "name"), ("timer", "also"), ("dtype", "name"), ("inputs", "
 def chosen_profilers(config: dict[str, Any]) -> tuple[dict[str, Any], ...]:
     """Return the options of each chosen profiler, with its `name` and `_target_`.
 
-    Raises:
-        UserError: a profiler has no class, a wrong option, or a name that cannot name a folder.
+    Raises UserError if a profiler has no class, a wrong option, or a name that cannot name a folder.
     """
     # Hydra leaves the key out for `profiler=[]`.
     chosen = config.get("profiler") or {}
@@ -77,8 +76,7 @@ def _checked(name: str, options: Any) -> dict[str, Any]:
 def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
     """Return the request that a resolved configuration describes; `device=auto` may use the `gpus`.
 
-    Raises:
-        UserError: it cannot be measured as typed.
+    Raises UserError if it cannot be measured as typed.
     """
     _check_whole(config)
     # First: a variable of the environment is not told as an option that does not exist.

@@ -172,8 +172,7 @@ class Dispatcher(AbstractContextManager["Dispatcher"]):
     def register(self, name: str = "attn_exp") -> str:
         """Give the attention to transformers, for `from_pretrained(..., attn_implementation=NAME)`; return the name.
 
-        Raises:
-            UserError: transformers is not installed, or too old for an AttentionInterface.
+        Raises UserError if transformers is not installed, or too old for an AttentionInterface.
         """
         from attn_exp.dispatch.transformers import register
 

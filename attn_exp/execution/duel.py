@@ -76,10 +76,7 @@ def run_duel(
     """Measure the rivals, and print the verdicts on each pair by pass; return whether there are any, or a dry run.
 
     `rivals` are the overrides of each rival by its letter, `shared` those of all, and `arguments` the command line as
-    typed, for `command.txt`.
-
-    Raises:
-        UserError: a choice does not exist, or the folder cannot be written.
+    typed, for `command.txt`. Raises UserError if a choice does not exist, or the folder cannot be written.
     """
     name = new_sweep_name("duel-")
     gpus = visible_gpus()

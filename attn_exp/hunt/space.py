@@ -40,11 +40,9 @@ _LEAST_HARD_DIM = 16
 class Space:
     """The values that examples may have, by `where=`.
 
-    Fields that it compares with constants are drawn from the values that fit, so that few draws are wasted. The rest
-    of the expression is checked after the draw.
-
-    Raises:
-        UserError: the expression is invalid, names an unknown field, or leaves a field without a value.
+    Fields that it compares with constants are drawn from the values that fit, so that few draws are wasted. The rest of
+    the expression is checked after the draw. Raises UserError if the expression is invalid, names an unknown field, or
+    leaves a field without a value.
     """
 
     def __init__(self, where: str | None) -> None:

@@ -83,8 +83,7 @@ class Profiler(Protocol):
     def profile(self, subject: Subject) -> Profile:
         """Return the profile. Its seconds and the limit of file sizes are handled by the caller.
 
-        Raises:
-            Unavailable: a program, package, permission or device is missing; the message says how to get it.
+        Raises Unavailable if a program, package, permission or device is missing; the message says how to get it.
         """
         ...
 
@@ -101,8 +100,7 @@ class Early(Protocol):
 def load_profiler(options: dict[str, Any]) -> Profiler:
     """Return the profiler that a configuration names by `_target_`, made with its other keys.
 
-    Raises:
-        Unavailable: the class cannot be imported or does not take the options.
+    Raises Unavailable if the class cannot be imported or does not take the options.
     """
     profiler: Profiler = made_from(f"profiler.{options['name']}", options)
     return profiler

@@ -54,10 +54,8 @@ class Inductor:
     def profile(self, subject: Subject) -> Profile:
         """Write `kernels.csv`, `sources/` and `graphs/`.
 
-        With columns of Nsight Compute if `profiler=ncu` ran before.
-
-        Raises:
-            Unavailable: nothing was compiled in this job.
+        With columns of Nsight Compute if `profiler=ncu` ran before. Raises Unavailable if nothing was compiled in this
+        job.
         """
         if subject.record.compiled is None:
             raise Unavailable("this job compiled nothing: set compile=default, or choose backend=flex")

@@ -43,8 +43,7 @@ class NcuError(Exception):
 def find_program(given: str | None, places: tuple[str, ...] = PLACES) -> Path:
     """Return the program: the given one, the one on PATH, or one in a usual place.
 
-    Raises:
-        Unavailable: there is none.
+    Raises Unavailable if there is none.
     """
     if given is not None:
         path = shutil.which(given)

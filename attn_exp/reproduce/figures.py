@@ -168,8 +168,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 def read_published(folder: Path | None = None) -> list[Figure]:
     """Return all figures in a folder's files, by default the package's, in the order of the files' names.
 
-    Raises:
-        UserError: the folder has no such file, or one of its files is wrong.
+    Raises UserError if the folder has no such file, or one of its files is wrong.
     """
     folder = folder or published_folder()
     files = sorted(folder.glob("*.yaml")) if folder.is_dir() else []
@@ -266,8 +265,7 @@ def _value(key: str, text: str) -> Any:
 def choose(figures: Sequence[Figure], name: str) -> list[Figure]:
     """Return the figures of a source, or the one that a name `source/id` or an unambiguous id means.
 
-    Raises:
-        UserError: there is none of that name. The message suggests the nearest.
+    Raises UserError if there is none of that name. The message suggests the nearest.
     """
     chosen = [one for one in figures if one.source.name == name] or [one for one in figures if one.name == name]
     chosen = chosen or [one for one in figures if one.id == name]

@@ -117,10 +117,8 @@ def passes_shown(results: Iterable[Result]) -> list[str]:
 def metric_of(word: str, results: Iterable[Result]) -> ChosenMetric:
     """Return the metric that the user typed: `tflops`, or `backward/tflops` for one pass only.
 
-    The words that a name begins with are enough if no other name begins with them: `joules`.
-
-    Raises:
-        UserError: no result has it. The message suggests the nearest name.
+    The words that a name begins with are enough if no other name begins with them: `joules`. Raises UserError if no
+    result has it. The message suggests the nearest name.
     """
     direction, slash, name = word.rpartition("/")
     names = metric_names(results)

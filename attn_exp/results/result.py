@@ -134,8 +134,7 @@ def result_of(record: Record, path: Path = Path(FILE_NAME)) -> Result:
 def decode(content: bytes, path: Path) -> Result:
     """Decode the content of a record file; `path` is named in messages.
 
-    Raises:
-        RecordError: the content is not a record of this schema.
+    Raises RecordError if the content is not a record of this schema.
     """
     try:
         lean = _LEAN.decode(content)

@@ -73,11 +73,7 @@ def job_line(result: Result, options: Sequence[str] = ()) -> str:
 
 
 def check_columns(columns: Any) -> tuple[str, ...]:
-    """Return the metrics that `columns=` asks for.
-
-    Raises:
-        UserError: it is no list of metrics.
-    """
+    """Return the metrics that `columns=` asks for. Raises UserError if it is no list of metrics."""
     names = columns if isinstance(columns, list) else [columns]
     for name in names:
         if not isinstance(name, str) or not metric_named(name).description:

@@ -93,8 +93,7 @@ class Tracker:
     def open(self, sweep: SweepInfo) -> str | None:
         """Check the location, then open the store in the background; return a sentence if it does not answer.
 
-        Raises:
-            UserError: the location is invalid, cannot be written, or refuses this user.
+        Raises UserError if the location is invalid, cannot be written, or refuses this user.
         """
         return None
 

@@ -36,9 +36,8 @@ class _Impossible(Exception):
 def measure_determinism(attempt: Attempt, machine: Machine, prepared: PreparedBackend) -> None:
     """Compare the bits of results of each requested pass, and keep what was found.
 
-    Raises:
-        Stopped: a call failed, or one has values that are not finite where others are, or calls differ although the
-            backend's option `deterministic` is set.
+    Raises Stopped if a call failed, or one has values that are not finite where others are, or calls differ although
+    the backend's option `deterministic` is set.
     """
     with attempt.stage("determinism"):
         # Its graph would lie beside another one.
@@ -78,8 +77,7 @@ class _Tally:
     def fact(self, direction: str, least: int = 1) -> Bitwise:
         """Return what the comparisons say, `yes` only of so many results at least; waits for the device.
 
-        Raises:
-            Stopped: a result has values that are not finite where others are.
+        Raises Stopped if a result has values that are not finite where others are.
         """
         numbers = first_differences([one for _, _, one, _ in self.compared])
         for (_, tensor, one, name), each in zip(self.compared, numbers, strict=True):

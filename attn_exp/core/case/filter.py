@@ -95,8 +95,7 @@ class Filter:
     def conjuncts(self) -> tuple[Conjunct, ...]:
         """Return the conditions that `and` joins; all of them hold where the expression does.
 
-        Raises:
-            UserError: the expression is invalid.
+        Raises UserError if the expression is invalid.
         """
         tree, found = [self._parsed()], []
         while tree:

@@ -154,8 +154,7 @@ _Decoded = TypeVar("_Decoded")
 def read_requests(folder: Path) -> list[tuple[Request, Path]]:
     """Return a folder's request, or a duel's several, each with the folder for its record.
 
-    Raises:
-        RecordError: the file is no request. The message names it.
+    Raises RecordError if the file is no request. The message names it.
     """
     duel = folder / DUEL_NAME
     if duel.exists():

@@ -91,8 +91,7 @@ class TimedCheck:
     def after_block(self, number: int, last: Any) -> None:
         """Keep rows of what the last call of a drawn round's block returned.
 
-        Raises:
-            Stopped: it has another form than results have.
+        Raises Stopped if it has another form than results have.
         """
         if self._slot is None or last is None:
             return

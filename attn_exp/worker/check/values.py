@@ -66,8 +66,7 @@ class ValuesCheck:
     def check(self, kind: str) -> None:
         """Compare one call of each pass on values of a kind, `NORMAL`, `HARD` or `FAINT`.
 
-        Raises:
-            Stopped: a result is inaccurate.
+        Raises Stopped if a result is inaccurate.
         """
         request = self.request
         with self.attempt.stage("accuracy"), self.machine.settings.again():
