@@ -179,8 +179,7 @@ _CLOSED = ("model", "dtype", "inputs", "compile", "timer", "tracker", "isolation
 def check_keys(config: Mapping[str, Any]) -> None:
     """Raise UserError for a key that is not declared and that no `${...}` in the configuration refers to.
 
-    Args:
-        config: the whole configuration as an unresolved dictionary, without its `hydra` node.
+    `config` is the whole configuration as an unresolved dictionary, without its `hydra` node.
     """
     for group in (*_CLOSED, "backend"):
         if isinstance(config.get(group), list):

@@ -321,12 +321,8 @@ def _word(line: str, run: _Run) -> tuple[str, Path | None] | None:
         return "ready", None
     words = (*_PHASES, *_STAGES, "done")
     about: list[tuple[str, Path | None]] = [(run.message, None)]
-    about += [(json.dumps(str(folder)), folder) for folder in _all_folders(run)]
+    about += [(json.dumps(folder), Path(folder)) for folder in json.loads(run.message)["folders"]]
     return next(((word, folder) for word in words for text, folder in about if line.endswith(f"{word} {text}")), None)
-
-
-def _all_folders(run: _Run) -> list[Path]:
-    return [Path(folder) for folder in json.loads(run.message)["folders"]]
 
 
 def _oom_kills() -> int:

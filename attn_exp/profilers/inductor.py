@@ -208,10 +208,7 @@ def compile_again(request: Request, scratch: Path, log: Path, *, with_bandwidth:
 
 
 def _graphs_in(scratch: Path) -> list[Graph]:
-    """Return the graphs in the order of their compilation.
-
-    Inductor's folders are `model__0_forward_1.0` and so on.
-    """
+    """Return the graphs in the order of their compilation. Inductor's folders are `model__0_forward_1.0` and so on."""
     folders = sorted(
         (path.parent for path in scratch.glob(f"torch_compile_debug/*/torchinductor/*/{_CODE}")),
         key=lambda path: int(path.suffix[1:]),

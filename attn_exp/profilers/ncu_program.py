@@ -64,9 +64,7 @@ def find_program(given: str | None, places: tuple[str, ...] = PLACES) -> Path:
 def ask(program: Path, *arguments: str) -> str:
     """Run the program and return what it prints.
 
-    Raises:
-        Unavailable: it fails, and the message says what to do.
-        NcuError: it fails otherwise.
+    Raises Unavailable if it fails and the message says what to do, NcuError if it fails otherwise.
     """
     ran = subprocess.run(
         [program, *arguments],

@@ -126,10 +126,7 @@ def _stall_shares(launches: Sequence[Launch], counters: Iterable[Counter]) -> di
 
 
 def _together(launches: Sequence[Launch], counters: Iterable[Counter]) -> dict[str, float]:
-    """Return each counter over several launches.
-
-    If a launch lacks it, it is a mean of the others, and never a sum.
-    """
+    """Return each counter over several launches. If a launch lacks it, it is a mean of the others, and never a sum."""
     combined: dict[str, float] = {}
     for counter in counters:
         have = [one for one in launches if counter.metric in one.values]

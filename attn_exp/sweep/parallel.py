@@ -127,9 +127,8 @@ def launch(
 ) -> None:
     """Run the jobs of an opened session in the launcher's tasks, until all have a record.
 
-    Raises:
-        UserError: no task can be started, another command is running this sweep, or others hold a GPU for too long.
-        SystemExit: a job ended as `stop_on` names.
+    Raises UserError if no task can be started, another command is running this sweep, or others hold a GPU for too
+    long, and SystemExit if a job ended as `stop_on` names.
     """
     folder = session.opened.folder
     board = Board(folder / _FOLDER / secrets.token_hex(4))

@@ -44,8 +44,7 @@ class GivenFunction:
 class GivenTensors(AttentionAlone):
     """Attention of tensors that the user gave, as scaled_dot_product_attention defines it.
 
-    Args:
-        given: q, k, v and the output's gradient; they are copied and never changed.
+    `given` has q, k, v and the output's gradient; they are copied and never changed.
     """
 
     def __init__(self, given: Inputs) -> None:
