@@ -90,7 +90,7 @@ def main() -> None:
         # Records and names have letters that an ASCII terminal has not; a command must not end over one.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    # What imports make stays: looking through it again and again for garbage takes a tenth of a short command's time.
+    # Objects of imports stay: looking through them again and again for garbage takes a tenth of a short command's time.
     gc.set_threshold(_ALLOCATIONS)
     if sys.argv[1:2] == ["compare"]:
         # Thousands of records are millions of objects without a cycle: looking for some takes a sixth of the time.
@@ -108,11 +108,11 @@ def main() -> None:
     except KeyboardInterrupt:
         code = 130
     except Exception:
-        # What a library makes of an interrupt that met it halfway, such as an AttributeError of what it had not set.
+        # A library that an interrupt met halfway may raise anything, such as an AttributeError of what it had not set.
         if not interrupts:
             raise
         code = 130
-    # Who has not imported it made no folder, and would wait for it.
+    # A command that has not imported it made no folder, and would wait for it.
     if "attn_exp.core.files" in sys.modules:
         from attn_exp.core.files import remove_folders_until_exit
 

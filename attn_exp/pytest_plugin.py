@@ -26,7 +26,7 @@ _MARKER = (
     "attn_exp(case=..., margin='3%', undecided='fail', ...): the arguments of attn_exp.assert_not_slower and "
     "assert_correct that the test does not give; -m attn_exp chooses such tests"
 )
-# What only one of the two takes.
+# Only one of the two takes these.
 _OF_A_DUEL = ("margin", "undecided")
 _KEYS = ("case", *_OF_A_DUEL, "causal", "align", "scale", "reference", "passes", "stopping", "timer", "l2", "regime",
          "seed", "compile")  # fmt: skip

@@ -176,7 +176,7 @@ ODD = replace(FULL, q_len=1016, kv_len=1016)
         (CODES, unmasked(32), "after the last that a query sees were visible"),
     ],
 )
-def test_what_hides_in_a_norm_is_found_by_any_sampled_verdict(case, wrong, words):
+def test_an_error_that_hides_in_a_norm_is_found_by_any_sampled_verdict(case, wrong, words):
     assert judged(case, lambda case, inputs, out: out) is None
     assert words in judged(case, wrong)
     assert words in judged(case, wrong, sampled=True)

@@ -109,7 +109,7 @@ def test_another_sweeper_gets_the_time_of_each_job_as_its_objective(tmp_path, mo
     assert told == times and "[4/4] unsupported" in capsys.readouterr().err
 
 
-def test_what_a_reader_of_rows_raises_ends_the_sweep_and_keeps_the_rows(tmp_path):
+def test_an_error_of_a_reader_of_rows_ends_the_sweep_and_keeps_the_rows(tmp_path):
     def stop(row):
         raise RuntimeError("enough")
 

@@ -141,7 +141,7 @@ def test_grouped_heads_and_both_alignments():
     assert timed(shown, *longer, causal=True).status == "inaccurate"
 
 
-def test_what_the_program_set_is_left_as_it_was():
+def test_settings_of_the_program_are_left_as_they_were():
     random.seed(1)
     torch.manual_seed(1)
     states = random.getstate(), torch.get_rng_state()

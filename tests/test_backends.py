@@ -114,7 +114,7 @@ def run(backend, case, inputs):
 @pytest.mark.parametrize("backend", ON_CPU, ids=lambda backend: backend.__name__)
 @settings(max_examples=40, suppress_health_check=[HealthCheck.filter_too_much])
 @given(case=cases(longest=40, largest_dim=24), seed=st.integers(0, 2**31))
-def test_what_a_backend_supports_on_a_cpu_is_right_and_runs_what_it_claims(backend, case, seed):
+def test_a_backend_is_right_on_a_cpu_and_runs_what_it_claims(backend, case, seed):
     made = backend("b")
     if made.unsupported(replace(case, value_dim=case.head_dim), "cpu") is None:
         case = replace(case, value_dim=case.head_dim if made.unsupported(case, "cpu") else case.value_dim)

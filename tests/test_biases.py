@@ -163,7 +163,7 @@ def test_flex_modifies_scores_alike(seed: int) -> None:
     assert off(found, reference(one, inputs, with_gradients=False, precision=torch.float64)["out"]) < 1e-5
 
 
-def test_who_has_no_biases_says_so() -> None:
+def test_a_backend_without_biases_says_so() -> None:
     supports = Supports(devices=("cpu",), dtypes=("float32",))
     for score, said in (
         ({"alibi": True}, "has no ALiBi: set alibi=false"),

@@ -143,7 +143,7 @@ class Placed:
         pass
 
 
-def test_where_a_process_lies_in_memory_is_no_regression(tmp_path, monkeypatch):
+def test_the_place_of_a_process_in_memory_is_no_regression(tmp_path, monkeypatch):
     monkeypatch.setattr(measuring, "Side", Placed)
     versions = SimpleNamespace(names=("mine==1", "mine==2"), label=str, environment=lambda index, folder: "python")
     found = []

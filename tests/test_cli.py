@@ -200,7 +200,7 @@ def test_six_jobs_from_another_folder(six):
     assert left_behind(folder) == []
 
 
-def test_what_the_sweep_prints_fits_the_terminal_and_says_what_is_next(six):
+def test_output_of_a_sweep_fits_the_terminal_and_says_what_is_next(six):
     _, done = six
     lines = done.stdout.splitlines()
     assert [line.split("]")[0] for line in finished(done)] == [f"[{number}/6" for number in range(1, 7)]

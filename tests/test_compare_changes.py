@@ -239,7 +239,7 @@ def on_cpu(count, common, sigma, seed, shift=None, **more):
     ]
 
 
-def test_what_a_busy_cpu_does_to_all_cells_is_no_verdict_on_them(against):
+def test_a_busy_cpu_that_slows_all_cells_is_no_verdict_on_them(against):
     """As seen: half of the cells differ by 2 to 5 % from one sweep to the next, partly all together."""
     told = 0
     for seed in range(10):
@@ -253,7 +253,7 @@ def test_what_a_busy_cpu_does_to_all_cells_is_no_verdict_on_them(against):
     assert [row.cell.result.case.batch for row in found.rows if row.verdict == "slower"] == [4]
 
 
-def test_what_old_runs_differ_by_is_the_margin_of_their_cell(tmp_path):
+def test_the_difference_between_old_runs_is_the_margin_of_their_cell(tmp_path):
     def day(name, us, minute):
         """A sweep of a backend whose source is another each time, and of one whose is not."""
         own = sweeps.job("mine", us, None, finished_at=sweeps.NOON + minute)

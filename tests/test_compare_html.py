@@ -167,7 +167,7 @@ def test_flags_statuses_reasons_and_environments_are_in_it(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("word", HOSTILE)
-def test_what_records_say_is_text_and_nothing_else(tmp_path, monkeypatch, word):
+def test_words_of_records_are_text_and_nothing_else(tmp_path, monkeypatch, word):
     pytest.importorskip("matplotlib")
     sweeps.write(tmp_path / "a", records(word))
     sweeps.write(tmp_path / "b", [replace(one, environment=sweeps.H200) for one in records(word)])

@@ -165,7 +165,7 @@ def test_a_backend_looks_the_same_in_every_sweep_and_no_two_look_alike(tmp_path)
     assert plain.colour == compiled.colour and plain.line != compiled.line
 
 
-def test_what_makes_no_sense_is_not_drawn(tmp_path):
+def test_a_senseless_chart_is_not_drawn(tmp_path):
     alone = compare(sweeps.write(tmp_path / "alone", [a_job("flash", 20.0, 512)]))
     assert "lengths" not in (names := [chart.name for chart in charts(alone)]) and "heatmap" not in names
     bare = [replace(a_job("flash", 20.0, 512), metrics={"forward/time_us": 1.0, "backward/time_us": 1.0})]

@@ -48,7 +48,7 @@ def test_gains_are_over_the_baseline_with_both_rows_intervals_and_the_spread(tmp
 
 
 @pytest.mark.parametrize(("apart", "tied"), [(1.009, True), (1.02, False)])
-def test_what_is_less_than_the_spread_apart_is_no_difference(tmp_path, apart, tied):
+def test_a_difference_below_the_spread_is_none(tmp_path, apart, tied):
     found = rivals(tmp_path, [sweeps.job("flash", 100.0, None), sweeps.job("cudnn", 100.0 * apart, None)])
     assert by_label(found)["cudnn"].best is tied
     assert bool(found.ties) is tied

@@ -51,7 +51,7 @@ def cells(tmp_path_factory):
             "drift" in c.result.flags and c.result.label == "flash")),
     ],
 )  # fmt: skip
-def test_what_an_expression_means(cells, expression, meaning):
+def test_an_expression_selects_cells(cells, expression, meaning):
     assert chosen(cells, expression) == [cell for cell in cells if meaning(cell)]
 
 

@@ -137,7 +137,7 @@ def test_a_break_in_what_has_to_be_one_graph_is_a_status(without_inductor):
     assert len(record.reason.splitlines()) == 1
 
 
-def test_what_cannot_be_traced_is_a_status_with_the_reason_and_not_with_a_page_of_arguments(without_inductor):
+def test_a_failed_trace_is_a_status_with_the_reason_and_not_with_a_page_of_arguments(without_inductor):
     record = measured(f"{__name__}:Untraceable")
     assert record.status == "unsupported"
     assert record.reason == "torch.compile cannot trace it: it's not known on 'two' devices"
@@ -169,7 +169,7 @@ def test_a_backward_on_the_memory_of_a_cuda_graph_is_refused():
         assert "set passes=[forward]" in record.reason
 
 
-def test_what_is_no_function_cannot_be_compiled():
+def test_only_a_function_can_be_compiled():
     for backend in (f"{__name__}:Opaque", "attn_exp.backends.compiled.Compiled"):
         record = measured(backend)
         assert (record.status, record.reason.split(":")[0]) == ("unsupported", "b")

@@ -60,7 +60,7 @@ def test_duels_find_three_percent(kind, power):
 
 
 @pytest.mark.parametrize(("kind", "sd"), [*((kind, 0.01) for kind in (*UNLIKE, "AR(1) 0.95")), ("independent", 0.001)])
-def test_of_nine_equal_rows_hardly_ever_one_is_called_worse(kind, sd):
+def test_hardly_ever_one_of_nine_equal_rows_is_called_worse(kind, sd):
     rng = np.random.default_rng(5)
     called = np.mean([bool(simulated.table(rng, kind, 10, sd, 9)) for _ in range(150)])
     assert called <= (0.15 if kind == "AR(1) 0.95" else 0.05)

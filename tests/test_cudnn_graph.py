@@ -74,7 +74,7 @@ def test_ragged_offsets_and_strides_find_every_number_of_packed_sequences(length
         ({"q_len": 48}, "see no key"),
     ],
 )
-def test_what_cudnn_cannot_compute_is_refused_before_anything_is_built(monkeypatch, changes, words):
+def test_a_case_that_cudnn_cannot_compute_is_refused_before_anything_is_built(monkeypatch, changes, words):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     made = CudnnGraph("cudnn_graph")
     assert made.unsupported(CASE, "cuda") is None
@@ -171,7 +171,7 @@ def test_a_graph_without_engine_is_refused_in_cudnn_s_words(fake, api, complaint
     assert "cudnn_frontend" not in str(refused.value)
 
 
-def test_what_breaks_is_no_refusal(fake):
+def test_a_failure_is_no_refusal(fake):
     fake.complaint = RuntimeError("CUDA error: an illegal memory access was encountered")
     with pytest.raises(RuntimeError, match="illegal memory"):
         CudnnGraph("c").prepare(CASE, make_inputs(CASE, "cpu", 1, with_gradients=False))

@@ -178,6 +178,6 @@ def test_requests_with_more_keys_than_queries_change_places(machine, tmp_path):
         assert (of_pass["calls"].same, of_pass["positions"].compared, of_pass["batch_sizes"].compared) == (True, 2, 2)
 
 
-def test_of_a_block_only_calls_are_compared(machine, tmp_path):
+def test_only_the_calls_of_a_block_are_compared(machine, tmp_path):
     case = replace(CASE, workload="decoder_layer", mlp_dim=64, kv_heads=CASE.q_heads)
     assert list(found("fakes.Honest", machine, tmp_path, case)["forward"]) == ["calls"]

@@ -112,7 +112,7 @@ def test_the_picked_backend_runs_and_computes_the_same(picks, length, mode):
             assert OPERATOR[PICKS[length][0]] in operators(picks.attention, q, k, v, is_causal=True)
 
 
-def test_what_the_table_does_not_know_is_left_to_sdpa_with_its_arguments(picks):
+def test_a_call_unknown_to_the_table_is_left_to_sdpa_with_its_arguments(picks):
     q, k, v = qkv(16)
     mask = torch.zeros(16, 16)
     half = tuple(one.bfloat16() for one in (q, k, v))

@@ -67,7 +67,7 @@ def test_the_image_has_the_versions_that_the_results_were_measured_with():
     assert f" cuda-nsight-compute-{'-'.join(minor)} " in of("Dockerfile", "RUN")[0]
 
 
-def test_what_is_copied_is_there_and_not_ignored():
+def test_copied_files_are_there_and_not_ignored():
     ignored = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
     kept = {line[1:] for line in ignored if line.startswith("!")}
     assert ignored[0] == "*"

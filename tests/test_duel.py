@@ -26,7 +26,7 @@ CASE, STORED = (tuple(word for word in words if not word.startswith("stopping"))
         (["a=fa4", "b=fa4", "b.x=1", "++backend.x=2"], "is for all rivals, and b.x=1 for one"),
     ],
 )
-def test_what_is_no_duel_or_would_override_a_rival_is_refused(given, words):
+def test_words_that_make_no_duel_or_override_a_rival_are_refused(given, words):
     with pytest.raises(UserError, match=words):
         rivals_of(given)
 
@@ -57,7 +57,7 @@ def test_rounds_are_paired_and_the_verdict_names_who_is_faster():
     assert max(map(len, text.splitlines())) <= 120
 
 
-def test_where_a_process_lies_is_within_the_interval():
+def test_the_interval_contains_the_effect_of_memory_addresses():
     def wrong(processes, noise):
         chance, differ, outside = random.Random(1), 0, 0
         for _ in range(200):

@@ -189,7 +189,7 @@ def test_an_mlflow_run_is_found_with_its_rivals(here, capsys):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_is_typed_wrong_is_one_sentence(here, capsys, arguments, words):
+def test_a_mistyped_word_is_one_sentence(here, capsys, arguments, words):
     assert main(arguments) == 2
     said = capsys.readouterr().err
     assert words in said

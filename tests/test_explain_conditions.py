@@ -36,7 +36,7 @@ def test_the_window_is_one_line():
     assert "no energy of a call, since calls took 30 % of that time" in lines(window=replace(WINDOW, call_share=0.3))[0]
 
 
-def test_what_is_missing_is_said_in_its_words():
+def test_the_reason_for_a_missing_reading_is_shown():
     assert lines(window=Window(note="Linux shows no frequency of this processor")) == [
         "fwd: Linux shows no frequency of this processor"
     ]

@@ -65,7 +65,7 @@ def test_an_output_that_the_next_forward_overwrites_is_told():
     )
 
 
-def test_what_is_not_known_is_left_out():
+def test_an_unknown_value_is_left_out():
     own = record()
     first = replace(JUDGED[0], largest_score=None, heads=0)
     own = replace(own, judged=(first,), passes={}, request=replace(own.request, source={}))

@@ -237,7 +237,7 @@ def test_a_row_that_was_not_measured_well_enough_is_no_contender(tmp_path):
     assert standings(found).of_jobs[records[0].request.job].get("forward/rank") is None
 
 
-def test_where_such_a_row_may_be_the_fastest_there_is_no_winner_and_no_pick(tmp_path):
+def test_a_cell_such_a_row_may_win_has_no_winner_and_no_pick(tmp_path):
     records = [noisy("flash", 90.0, 0.4), noisy("cudnn", 100.0, 0.01), noisy("math", 300.0, 0.01)]
     found = found_in(tmp_path / "one", records)
     said = "not measured well enough in 1 of 1 rows: other programs used 1.6 of 2 processors"
@@ -274,7 +274,7 @@ def test_kernels_that_may_differ_are_not_the_same(tmp_path, one, other):
     assert not any(row.kernel for row in found_in(tmp_path, records).rows)
 
 
-def test_of_another_metric_it_says_by_which(tmp_path):
+def test_a_ranking_by_another_metric_names_it(tmp_path):
     records = [
         replace(one, metrics=one.metrics | {"forward/joules_per_call": joules, "forward/power_error": 0.01})
         for one, joules in ((forward("flash", 100.0), 0.1), (forward("cudnn", 50.0), 0.2))

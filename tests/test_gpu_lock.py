@@ -40,7 +40,7 @@ def test_a_gpu_is_leased_once_in_a_folder_of_one_s_own(temporary: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", IN_ITS_PLACE)
-def test_what_another_user_put_in_its_place_is_named_and_not_followed(kind: str, temporary: Path) -> None:
+def test_a_file_of_another_user_in_its_place_is_named_and_not_followed(kind: str, temporary: Path) -> None:
     IN_ITS_PLACE[kind](temporary / f"attn_exp-{os.getuid()}")
     with pytest.raises(UserError, match=r"attn_exp-\d+ is not a folder that only you can write to: remove it, or set"):
         try_lease([GPU])

@@ -52,14 +52,14 @@ def test_a_planted_bug_is_found_and_shrunk_and_shown(kernel, tmp_path):
     assert command.startswith("attn-exp run ++backend._target_=planted.Planted ")
 
 
-def test_what_is_right_is_not_found_wrong(tmp_path):
+def test_a_right_backend_is_not_found_wrong(tmp_path):
     done = hunt("backend=eager", "budget=4s", "where=q_len <= 40 and kv_len <= 40 and large=false", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.match(r"eager: nothing found\. \d+ examples in \d+ s", done.stdout)
     assert "seed=1" in done.stderr
 
 
-def test_where_restricts_what_is_tried(tmp_path):
+def test_an_expression_restricts_the_cases_that_are_tried(tmp_path):
     done = planted("no_softcap", "where=softcap >= 3 and head_dim=24 and dtype=bf16 and q_len in (7, 9)", cwd=tmp_path)
     assert done.returncode == 1
     sentence, label, command = facts(done.stdout)

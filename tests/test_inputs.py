@@ -51,7 +51,7 @@ def test_another_kind_is_another_job_and_normal_is_the_same_one(typed):
         ("~inputs", "inputs cannot be removed"),
     ],
 )
-def test_what_is_no_kind_is_refused(typed, word, says):
+def test_an_unknown_kind_is_refused(typed, word, says):
     code, _, err = typed("backend=math", "device=cpu", word, "dry_run=true")
     assert code == 2
     assert says in err

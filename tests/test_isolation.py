@@ -118,7 +118,7 @@ def two(tmp_path_factory):
     return folder, done
 
 
-def test_what_a_backend_prints_is_in_its_log_and_not_on_the_terminal(two):
+def test_output_of_a_backend_is_in_its_log_and_not_on_the_terminal(two):
     folder, done = two
     log = next(folder.glob("multirun/two/printer-*/worker.log")).read_text()
     assert "printed by the backend" in log

@@ -201,7 +201,7 @@ def test_flashmla_gets_pages_and_a_plan(changes: dict[str, Any], monkeypatch: py
         (Flash, {}, "has no latent values: set latent=false"),
     ],
 )
-def test_who_has_none_says_so(backend: Any, changes: dict[str, Any], says: str | None, monkeypatch: Any) -> None:
+def test_a_refusal_of_latent_is_said(backend: Any, changes: dict[str, Any], says: str | None, monkeypatch: Any) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     said = backend("it").unsupported(replace(MLA, **changes), "cuda")
     assert said is None if says is None else says in said

@@ -306,7 +306,7 @@ def test_tasks_that_are_still_queued_when_all_is_done_are_cancelled_and_not_wait
     wait_for(lambda: left_behind(tmp_path) == [])
 
 
-def test_what_slurm_refuses_is_told_in_its_words(tmp_path, slurm):
+def test_a_refusal_by_slurm_is_told_in_its_words(tmp_path, slurm):
     arguments = (*ON_CPU, "hydra/launcher=slurm", "hydra.launcher.partition=nope")
     process = sleepy(*arguments, cwd=tmp_path)
     out, err = process.communicate(timeout=280)

@@ -138,7 +138,7 @@ def test_a_case_is_translated_as_it_is_meant(kind, case, monkeypatch):
         (Helion, {"head_dim": 24, "value_dim": 24}, "multiples of 16, not 24"),
     ],
 )
-def test_what_is_refused_and_what_to_set_instead(kind, changes, says, monkeypatch):
+def test_a_refusal_says_what_to_set_instead(kind, changes, says, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     reason = kind("it").unsupported(change(dtype="bfloat16", **changes), "cuda")
     assert reason is not None
@@ -198,7 +198,7 @@ def test_the_deterministic_backward_is_asked_for_and_refused_where_there_is_none
         ("FP16", {"dtype": "float16"}, "built without float16"),
     ],
 )
-def test_what_flash_attention_3_was_built_without_is_unsupported(left_out, asked, says, monkeypatch):
+def test_a_feature_missing_from_the_build_of_flash_attention_3_is_unsupported(left_out, asked, says, monkeypatch):
     # It would end in a segmentation fault.
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     case = change(**{"dtype": "bfloat16", "head_dim": 64, "value_dim": 64, "kv_heads": 4} | asked)

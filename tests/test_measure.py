@@ -148,7 +148,7 @@ def test_the_record_says_whose_backward_keeps_the_strides_of_the_first_gradient(
     assert [one.strides_kept for one in record.judged if one.call == "hard"] == [True]
 
 
-def test_what_is_only_odd_is_a_fact_in_the_record(machine, tmp_path):
+def test_a_mere_oddity_is_a_fact_in_the_record(machine, tmp_path):
     record = measured("cheats.gaps.HidesWhatIsNoNumber", machine, tmp_path, SMALL, passes=("forward",))
     assert (record.status, record.reason) == ("ok", None)
     assert [one.hides_nan for one in record.judged if one.call == "hard"] == [True]
@@ -315,7 +315,7 @@ def test_on_a_gpu_the_device_timer_ranks_and_the_others_are_second_opinions(gpu_
     assert record.passes["forward"].timings[1].notes == {"union_us": 11.5, "span_us": 11.5, "streams": 1.0}
 
 
-def test_where_nothing_was_blocked_the_event_timer_has_nothing_to_add(gpu_machine, tmp_path, monkeypatch):
+def test_the_event_timer_has_nothing_to_add_if_nothing_was_blocked(gpu_machine, tmp_path, monkeypatch):
     traced(monkeypatch, gpu_machine.gpu, ("flash_fwd", 399.0))
     record = measured(on_gpu(gpu_machine, 400.0), gpu_machine, tmp_path, GPU_CASE, **ON_GPU)
     assert [timing.timer for timing in record.passes["forward"].timings] == ["device", "kernel"]

@@ -120,7 +120,7 @@ def test_memory_outside_of_the_allocator_is_told_and_flagged_if_it_is_much(on_fa
         assert ("outside_memory" in record.flags) is flagged
 
 
-def test_of_a_shared_gpu_nobody_can_tell_whose_memory_it_is(on_fake_gpu, tmp_path):
+def test_nobody_can_tell_whose_memory_it_is_on_a_shared_gpu(on_fake_gpu, tmp_path):
     class Shared(Nvml):
         def read(self):
             return super().read() | {"processes": 2}

@@ -57,7 +57,7 @@ def test_shares_are_of_the_measured_and_of_the_datasheet_rate():
     assert found["forward/bandwidth_of_peak"] == pytest.approx(BYTES / 200e-6 / 4.8e12)
 
 
-def test_what_is_not_known_is_absent():
+def test_an_unknown_metric_is_absent():
     found = metrics(make_timing((100.0, 100.0), rounds=(0, 0)))
     absent = {"time_low_us", "time_half_width", "flops_of_peak", "bandwidth_of_measured", "peak_memory_bytes"}
     assert not {f"forward/{name}" for name in absent | {"first_call_s"}} & set(found)

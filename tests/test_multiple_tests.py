@@ -20,7 +20,7 @@ def test_one_rival_is_judged_alone_and_several_by_their_pairs():
     assert worse_than_best([0.0015, *[0.5] * 7]) == [False] * 8
 
 
-def test_what_is_clearly_worse_leaves_a_smaller_group():
+def test_a_clearly_worse_row_leaves_a_smaller_group():
     # Of three, 0.05 / 3; of the two that are left, 0.05.
     assert worse_than_best([0.04, 0.016]) == [True, True]
     assert worse_than_best([0.04, 0.017]) == [False, False]

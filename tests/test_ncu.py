@@ -118,7 +118,7 @@ def test_the_command_is_the_workers_own_in_a_folder_of_its_own(program, subject,
         ("no kernels", "failed", ["ncu ended with code 0"]),
     ],
 )
-def test_what_goes_wrong_is_one_sentence(says, status, words, program, subject, monkeypatch):
+def test_an_error_of_ncu_is_one_sentence(says, status, words, program, subject, monkeypatch):
     monkeypatch.setenv("FAKE_NCU", says)
     with pytest.raises((Unavailable, NcuError)) as error:
         Ncu("ncu").profile(subject)
@@ -176,7 +176,7 @@ def test_units_numbers_and_what_was_not_measured_are_read():
     assert ",a(int" not in kernels_csv([kernel]) and '"a(int, float)"' in kernels_csv([kernel])
 
 
-def test_what_ncu_2025_3_printed_on_a_gpu_is_read():
+def test_output_of_ncu_2025_3_on_a_gpu_is_read():
     """Recorded with Nsight Compute 2025.3.1 on an H200, attributes of the device left out."""
     (launch,) = read_launches((FIXTURE.parent / "recorded_ncu_raw.csv").read_text())
     assert launch.name.startswith("cudnn_generated_fort_native_sdpa_sm90_flash_fprop")

@@ -71,7 +71,7 @@ def off(found: torch.Tensor, right: torch.Tensor) -> float:
     return float((found.detach().double() - right.double()).norm() / right.double().norm().clamp(min=1e-9))
 
 
-def test_what_is_computed_is_of_the_keys_that_the_table_says() -> None:
+def test_the_result_is_of_the_keys_that_the_table_names() -> None:
     for seed in range(200):
         one = random_case(seed)
         inputs = make_inputs(one, "cpu", seed, with_gradients=False)
@@ -221,7 +221,7 @@ class Ignores(Honest):
         return super().prepare(replace(case, page_size=None), inputs)
 
 
-def test_who_ignores_pages_is_not_measured(machine: Any) -> None:  # noqa: F811
+def test_a_backend_that_ignores_pages_is_not_measured(machine: Any) -> None:  # noqa: F811
     record = measure(make_request("test_pages.Ignores", case(), passes=("forward",)), machine)
     assert (record.status, record.metrics) == ("unsupported", {})
     assert record.reason == "fake reads no pages: set cache=contiguous, or see attn-exp backends"
@@ -251,7 +251,7 @@ REQUESTS = replace(LIBRARY, batch=1, lengths=(1, 7), kv_lengths=(300, 20), q_len
         (Varlen, REQUESTS, "has no paged cache: set cache=contiguous"),
     ],
 )
-def test_who_reads_pages(backend: Any, one: Case, says: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_some_backends_read_pages(backend: Any, one: Case, says: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     said = backend("it").unsupported(one, "cuda")
     assert said is None if says is None else says in str(said)

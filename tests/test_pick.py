@@ -87,7 +87,7 @@ def test_training_is_decided_by_forward_and_backward_together_or_by_their_step(s
     assert (bucket.mode, bucket.pick, bucket.times_us) == ("training", "flash", {"flash": 350.0, "cudnn": 390.0})
 
 
-def test_of_a_tie_the_least_upper_bound_is_picked_and_the_tie_is_named(sweep):
+def test_the_least_upper_bound_of_a_tie_is_picked_and_the_tie_is_named(sweep):
     close = [sweeps.job("flash", 100.0, 250.0), sweeps.job("cudnn", 100.3, 250.5)]
     bucket = by_length(pick([sweep(close)]).table)[1024]
     assert (bucket.pick, bucket.undecided) == ("flash", ("cudnn", "flash"))
@@ -104,7 +104,7 @@ def test_forwards_that_save_nothing_for_a_backward_decide_about_inference(sweep)
     assert bucket.pick == "cudnn" and bucket.times_us == {"flash": 90.0, "cudnn": 80.0}
 
 
-def test_what_no_model_can_call_is_left_out_and_said(sweep):
+def test_a_case_that_no_model_calls_is_left_out_and_named(sweep):
     made = [
         *records((512, 1024)),
         sweeps.job("flash", 1.0, 1.0, compile=Compile(mode="default")),

@@ -82,7 +82,7 @@ def test_the_torch_profiler_leaves_a_trace_and_a_table_of_operators_on_a_cpu(tim
         (Profile(status="ok", files=("profiles/odd/absent.txt",)), "ok", "profiles/odd/absent.txt is missing"),
     ],
 )
-def test_what_a_record_cannot_hold_costs_the_profile_and_not_the_record(
+def test_a_figure_that_no_record_can_hold_costs_the_profile_and_not_the_record(
     timed, tmp_path, monkeypatch, found, status, words
 ):
     record, rival, machine = timed

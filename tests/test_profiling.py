@@ -113,7 +113,7 @@ def test_a_job_is_done_once_it_has_every_profile_that_is_asked_for(tmp_path, mon
     ],
     ids=lambda value: " ".join(value),
 )
-def test_what_is_typed_wrong_is_one_sentence(arguments, words, tmp_path, monkeypatch):
+def test_a_mistyped_word_is_one_sentence(arguments, words, tmp_path, monkeypatch):
     flags = ("--config-dir", str(worker.Path(__file__).parent / "conf"))
     code, _, err = in_process(monkeypatch, tmp_path)(*flags, *arguments, *ONE)
     assert code == 2, err

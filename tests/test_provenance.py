@@ -108,7 +108,7 @@ def test_docstrings_do_not_count_and_other_texts_do():
     assert syntax("f(a, *b)") != syntax("f(a, b)")
 
 
-def test_what_measures_is_found_and_a_record_s_environment_has_it(monkeypatch):
+def test_the_measuring_code_is_found_and_a_record_s_environment_has_it(monkeypatch):
     found = {path for name in provenance._MEASURES for path in (ROOT / "attn_exp").glob(name)}
     assert {"timers", "stats", "measure.py"} <= {path.name for path in found}
     monkeypatch.chdir(os.sep)

@@ -40,7 +40,7 @@ def job(tflops, gigabytes=0.2, us=1000.0, flags=(), event_us=None, counted=None,
         (job(600, flags=["launch_bound"], event_us=2000.0), "compute"),
     ],
 )  # fmt: skip
-def test_what_bounds_a_pass(record, bound):
+def test_memory_or_compute_bounds_a_pass(record, bound):
     roof = roof_of(record, "forward")
     assert roof is not None and roof.bound == bound
     assert roof.sentence.startswith(f"forward is bound by {bound}: ")

@@ -73,7 +73,7 @@ def test_numbers_are_not_lost_to_a_profile_that_could_not_be_had(folder, status)
     assert done_record(REQUEST, folder / REQUEST.job) == record
 
 
-def test_what_is_measured_anew_replaces_all_that_was(folder):
+def test_a_new_measurement_replaces_all_of_the_old_one(folder):
     anew = replace(TIMED, request=REQUEST, finished_at=3.0, profiles={"ncu": Profile(status="ok")})
     assert over(folder, (anew, outcome())) == anew
     assert [path.name for path in (folder / REQUEST.job / "profiles").iterdir()] == []

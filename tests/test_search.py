@@ -61,7 +61,7 @@ def test_the_example_tunes_an_option(searched, capsys):
     assert "backend.rows: 16\n" in out and "best_value: 60.0" in out
 
 
-def test_where_the_plugin_is_missing_the_message_says_what_to_install():
+def test_a_missing_plugin_is_an_error_that_says_what_to_install():
     # The message of Hydra 1.3.
     text = "In 'config': Could not find 'hydra/sweeper/optuna'\n\nAvailable options in 'hydra/sweeper':\n\tbasic"
     said = explain_error(ConfigCompositionException(text))

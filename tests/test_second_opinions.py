@@ -45,7 +45,7 @@ def test_gaps_between_kernels_are_no_contradiction_but_more_than_gaps_is():
     assert named(rounds(1000.0), block(500.0)) == [("device", "kernel")]
 
 
-def test_what_the_host_adds_is_no_contradiction_but_less_than_the_gpus_time_is():
+def test_time_of_the_host_is_no_contradiction_but_less_than_the_gpus_time_is():
     assert named(rounds(20.0), block(90.0, "event"), block(500.0, "wall")) == []
     assert named(rounds(100.0), block(80.0, "event")) == [("device", "event")]
     assert named(rounds(5.0, "dispatch"), block(100.0)) == []

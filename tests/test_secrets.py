@@ -23,7 +23,7 @@ from attn_exp.worker.attempt import error_summary
 from attn_exp.worker.machine.environment import environment
 
 
-def test_what_an_error_says_is_redacted_before_it_is_shortened() -> None:
+def test_the_text_of_an_error_is_redacted_before_it_is_shortened() -> None:
     for words in range(300, 420):
         assert "hidden" not in error_summary(RuntimeError("x" * words + " http://me:hidden-hidden@host/"))
 
@@ -37,7 +37,7 @@ def test_what_an_error_says_is_redacted_before_it_is_shortened() -> None:
         ("{'token': 12345678, 'pass': 'fwd'}", "{'token': 12345678, 'pass': 'fwd'}"),
     ],
 )
-def test_what_is_given_for_a_password_is_cut_and_nothing_else(text: str, shown: str) -> None:
+def test_a_given_password_is_cut_and_nothing_else(text: str, shown: str) -> None:
     assert redacted(text, {}) == shown
 
 
@@ -89,7 +89,7 @@ def request(*overrides: str) -> Request:
     return request_from_config(resolved_config(compose_config(["device=cpu", *overrides], "s")), [])
 
 
-def test_what_came_from_the_environment_is_kept_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_from_the_environment_is_kept_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_NAME", "something-of-mine")
     monkeypatch.setenv("MY_BATCH", "3")
     made = request("sweep=of-${oc.env:MY_NAME}", "model.name=${sweep}", "batch='${oc.decode:${oc.env:MY_BATCH}}'")
@@ -109,7 +109,7 @@ def test_what_came_from_the_environment_is_kept_by_name(monkeypatch: pytest.Monk
         ["compile.mode=default", "+compile.options.note=${oc.env:MY_NAME}"],
     ],
 )
-def test_what_a_worker_would_need_by_value_is_refused(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_needed_by_value_is_refused(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_NAME", "something-of-mine")
     with pytest.raises(UserError, match=r"comes from the environment .*isolation\.variables=\[MY_NAME\]") as caught:
         request(*overrides)

@@ -95,7 +95,7 @@ def test_a_wide_row_of_which_a_duel_decided_wins_or_loses(tmp_path):
     assert undecided.answer.ties == 1 and len(undecided.ties) == 1
 
 
-def test_of_three_the_next_pair_is_proposed_until_all_are_decided(tmp_path):
+def test_the_next_pair_of_three_is_proposed_until_all_are_decided(tmp_path):
     records = [sweeps.job(name, us, None) for name, us in (("cudnn", 100.0), ("flash", 100.1), ("math", 100.2))]
     folder = sweeps.write(tmp_path / "s", records)
     pairs = []
@@ -146,7 +146,7 @@ def test_a_duel_of_another_pass_case_or_option_decides_nothing_here_and_the_late
              '{"forward": [{"a": "a", "b": "b", "effect": -2, "low": -3, "high": 1, "verdict": "faster"}]}',
              '{"forward": [{"a": "", "b": "?", "effect": 1, "low": 0.5, "high": 2, "verdict": "faster"}]}'],
 )  # fmt: skip
-def test_what_is_no_verdict_decides_nothing(tmp_path, text):
+def test_a_file_without_a_verdict_decides_nothing(tmp_path, text):
     cudnn, flash, math = tied()
     folder = sweeps.write(tmp_path / "s", (cudnn, flash, math))
     found = duel(tmp_path, cudnn, flash, 0.04, "faster")

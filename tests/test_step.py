@@ -59,7 +59,7 @@ def test_a_step_beside_the_halves_runs_what_both_run(machine, tmp_path):  # noqa
 
 
 @pytest.mark.parametrize("how", ["output", "gradients"])
-def test_what_an_earlier_step_left_is_no_result(machine, how):  # noqa: F811
+def test_a_gradient_of_an_earlier_step_is_no_result(machine, how):  # noqa: F811
     backend = {"_target_": "test_step.Stale", "name": "stale", "how": how}
     record = measure(make_request(backend, **STEP), machine)
     assert record.status == "inaccurate" and record.reason.startswith("step: "), record.reason

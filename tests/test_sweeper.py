@@ -98,7 +98,7 @@ AXES = [
 
 
 @pytest.mark.parametrize("axes", AXES, ids=str)
-def test_what_all_jobs_share_is_applied_once_and_changes_none_of_them(loader, composer, axes):
+def test_overrides_of_all_jobs_are_applied_once_and_change_none_of_them(loader, composer, axes):
     jobs = product(axes)
     together = Composer(loader, master(loader), Session().request, jobs)
     for overrides in [*jobs, *reversed(jobs)]:
@@ -106,7 +106,7 @@ def test_what_all_jobs_share_is_applied_once_and_changes_none_of_them(loader, co
         assert str(together.request(overrides)) == str(composer.request(overrides))
 
 
-def test_what_hydra_refuses_is_refused(loader, composer):
+def test_an_override_that_hydra_refuses_is_refused(loader, composer):
     whole = master(loader)
     for overrides in WRONG:
         with pytest.raises(HydraException):
@@ -207,7 +207,7 @@ def test_an_option_goes_to_the_backends_that_have_it_and_multiplies_only_those(c
         (("+experiment=paged,mla",), "+experiment=paged is a sweep of its own: run python -m attn_exp -m +experiment="),
     ],
 )
-def test_what_cannot_be_for_each_job_is_refused_with_what_works(call, words, said):
+def test_an_option_that_no_single_job_can_have_is_refused_with_what_works(call, words, said):
     code, _, err = call("-m", *words, "device=cpu", "dry_run=true")
     assert code == 2
     assert said in err

@@ -82,7 +82,7 @@ def test_ways_of_measuring_stand_above_a_table_or_tell_its_rows_apart_and_are_in
     assert (row["regime"], row["l2"], row["caches"], row["seed"]) == ("burst", "cold", "True", "7")
 
 
-def test_where_a_row_is_too_wide_its_model_stands_for_what_the_model_says():
+def test_the_model_of_too_wide_a_row_stands_for_what_it_says():
     grouped = replace(sweeps.CASE, kv_heads=4, head_dim=64, value_dim=64)
     rows = [result_of(sweeps.job()), result_of(sweeps.job(of=grouped, model="other"))]
     wide, narrow = table(rows, width=200), table(rows, width=100)

@@ -119,7 +119,7 @@ def test_a_sweep_s_end_draws_into_its_folder(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("missing", [True, False])
-def test_what_cannot_be_drawn_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: bool) -> None:
+def test_an_impossible_curve_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: bool) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("no room\nfor it")
 

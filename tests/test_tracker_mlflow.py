@@ -246,7 +246,7 @@ def test_one_job_that_cannot_be_stored_is_a_warning_and_the_others_are_stored(
     assert [run.data.tags["attn_exp.job"] for run in children] == ["a", "c"]
 
 
-def test_of_a_run_that_cannot_be_stored_wholly_there_is_nothing(ready: Path) -> None:
+def test_nothing_is_kept_of_a_run_that_cannot_be_stored_wholly(ready: Path) -> None:
     from mlflow import MlflowClient
     from mlflow.entities import Metric
     from mlflow.exceptions import MlflowException
@@ -277,7 +277,7 @@ def test_of_a_run_that_cannot_be_stored_wholly_there_is_nothing(ready: Path) -> 
     ],
     ids=str,
 )
-def test_where_to_look_at_runs_is_told_without_passwords(place: Path, given: dict[str, str], look: str) -> None:
+def test_the_address_of_runs_is_told_without_passwords(place: Path, given: dict[str, str], look: str) -> None:
     assert make_tracker({"name": "mlflow", **given}).look() == look
     assert make_tracker({"name": "none"}).look() is None
 

@@ -65,7 +65,7 @@ def older(path: Path) -> str:
     ],
     ids=["text", "foreign", "foreign_alembic"],
 )
-def test_what_is_no_database_is_refused(make: object, said: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_database_is_refused(make: object, said: str, tmp_path: Path) -> None:
     path = tmp_path / "mlflow.db"
     make(path)  # type: ignore[operator]
     with pytest.raises(UserError, match=said):

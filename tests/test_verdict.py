@@ -138,7 +138,7 @@ def test_rounds_without_any_spread_are_judged_exactly():
         ([[1.0, 2.0], [1.0, 2.0]], {"margin": 0.0}, "margin must be positive"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(medians, options, why):
+def test_incomparable_rows_are_refused(medians, options, why):
     with pytest.raises(ValueError, match=why):
         compare_all(medians, **{"margin": 0.01, **options})
 
@@ -265,7 +265,7 @@ def test_the_interval_of_the_ratio_covers_it_under_any_drift(kind):
 
 
 @pytest.mark.parametrize("rivals", [2, 3, 4])
-def test_what_a_position_costs_is_not_taken_for_a_rivals_fault(rivals):
+def test_the_cost_of_a_position_is_not_taken_for_a_rivals_fault(rivals):
     rng, rounds = np.random.default_rng(47), 24
     cost = np.tile(np.r_[0.03, np.zeros(rivals - 1)], rounds)  # whoever is first in a round
     for _ in range(20):

@@ -243,7 +243,7 @@ class Troubled(Steady):
 
 
 @pytest.mark.parametrize(("how", "flag"), [("jumps", "clock_jump"), ("hot", "thermal"), ("silent", "telemetry_lost")])
-def test_what_goes_wrong_amid_a_pass_is_a_flag_of_the_record(how, flag):
+def test_a_disturbance_amid_a_pass_is_a_flag_of_the_record(how, flag):
     request = fakes.make_request(passes=("forward",), precision=1e-9, min_rounds=20, max_rounds=40)
     record = measure(request, machine_with(Watch(Troubled(how), limits={})))
     assert record.status == "ok", record.reason

@@ -79,7 +79,7 @@ def test_the_stages_of_a_job_are_handed_on_with_its_folder(tmp_path: Path) -> No
     assert stages == [(stage, tmp_path / "j1") for stage in ("check", "compile", "time")]
 
 
-def test_who_was_at_work_when_the_worker_died_is_tried_alone_and_the_others_together(tmp_path: Path) -> None:
+def test_jobs_at_work_when_the_worker_died_are_tried_alone_and_the_others_together(tmp_path: Path) -> None:
     ended, _ = together(tmp_path, "", "die in check", "")
     assert [one.status for one in ended] == [None, "crashed", None]
     assert run_of(tmp_path, "j0") == run_of(tmp_path, "j2") == (["j0", "j2"], False)
@@ -99,7 +99,7 @@ def test_a_profiler_that_kills_the_worker_costs_the_other_jobs_nothing(tmp_path:
 
 
 @pytest.mark.parametrize("then", [("daemon",), ("daemon", "exit")])
-def test_what_left_the_worker_s_group_ends_with_it(tmp_path: Path, then: tuple[str, ...]) -> None:
+def test_a_process_that_left_the_worker_s_group_ends_with_it(tmp_path: Path, then: tuple[str, ...]) -> None:
     outcomes(tmp_path, *then)
     cli.wait_for(lambda: not alive(daemon_of(tmp_path)))
 

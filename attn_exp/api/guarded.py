@@ -73,9 +73,9 @@ def guarded(
     least = share("margin", margin)
     if undecided not in ("fail", "warn"):
         raise UserError(f"undecided={undecided!r} is not known: write 'fail' or 'warn'")
-    for name, one in (("the function", function), ("than", than)):
-        if not callable(one):
-            raise UserError(f"{name} is a {type(one).__name__}: give a function of q, k and v")
+    for name, callee in (("the function", function), ("than", than)):
+        if not callable(callee):
+            raise UserError(f"{name} is a {type(callee).__name__}: give a function of q, k and v")
     case, tensors = _case_and_tensors(given, asked)
     names = [label_of(function), label_of(than)]
     if names[0] == names[1]:
@@ -83,14 +83,14 @@ def guarded(
     # As precise as the margin needs: a third of it.
     asked = asked.unless(stopping={"budget_s": BUDGET_S, "precision": least / 3})
     requests = [
-        request_of(one, case, tensors, asked, name=name, sweep="guard")
-        for one, name in zip((function, than), names, strict=True)
+        request_of(callee, case, tensors, asked, name=name, sweep="guard")
+        for callee, name in zip((function, than), names, strict=True)
     ]
     records = measured_alike(requests, [function, than], tensors, asked)
     for record in records:
         if record.status != "ok":
-            said = f"{record.request.backend['name']} is {record.status} on {case.label()}: {record.reason}"
-            raise AssertionError(f"nothing can be compared, {said}")
+            failure = f"{record.request.backend['name']} is {record.status} on {case.label()}: {record.reason}"
+            raise AssertionError(f"nothing can be compared, {failure}")
     return verdict_of((records[0], records[1]), max(least, margin_for(device_key(records[0].environment))))
 
 
@@ -102,45 +102,41 @@ def verdict_of(records: tuple[Record, Record], margin: float) -> Guarded:
     """
     within = (1 + margin) / (1 + BUSY_MARGIN) - 1 if interference(records) else margin
     passes: dict[str, tuple[Outcome, PairedComparison]] = {}
-    mine, other = records
+    mine, base = records
     for direction in mine.request.measuring.passes:
         # The ratio is that of the second over the first.
-        (found,) = compare_pairs([other, mine], direction, margin)
+        (pair,) = compare_pairs([base, mine], direction, margin)
         outcome: Outcome = "undecided"
-        if found.verdict == "faster":
+        if pair.verdict == "faster":
             outcome = "slower"
-        elif found.high < within:
+        elif pair.high < within:
             outcome = "not slower"
-        passes[direction] = outcome, found
+        passes[direction] = outcome, pair
     outcomes = [outcome for outcome, _ in passes.values()]
-    worst = next(one for one in ("slower", "undecided", "not slower") if one in outcomes)
-    sentences = (_sentence(records, direction, *found, margin) for direction, found in passes.items())
+    worst = next(verdict for verdict in ("slower", "undecided", "not slower") if verdict in outcomes)
+    sentences = (_sentence(records, direction, *pair, margin) for direction, pair in passes.items())
     return Guarded(worst, passes, tuple(sentences), records)
 
 
 def _sentence(
-    records: tuple[Record, Record], direction: str, outcome: Outcome, found: PairedComparison, margin: float
+    records: tuple[Record, Record], direction: str, outcome: Outcome, pair: PairedComparison, margin: float
 ) -> str:
-    mine, other = (record.request.backend["name"] for record in records)
-    ratio, low, high = (f"{1 + one:.3f}" for one in (found.effect, found.low, found.high))
-    said = f"{direction} of {records[0].request.case.label()}: {mine} takes {ratio} times as long as {other}"
-    said += f" [95 % CI: {low}, {high}] in {found.rounds} rounds, "
+    mine, base = (record.request.backend["name"] for record in records)
+    ratio, low, high = (f"{1 + effect:.3f}" for effect in (pair.effect, pair.low, pair.high))
+    sentence = f"{direction} of {records[0].request.case.label()}: {mine} takes {ratio} times as long as {base}"
+    sentence += f" [95 % CI: {low}, {high}] in {pair.rounds} rounds, "
     if outcome == "slower":
-        return f"{said}slower by {100 * found.margin:.3g} % or more"
+        return f"{sentence}slower by {100 * pair.margin:.3g} % or more"
     if outcome == "not slower":
-        return f"{said}not slower by {100 * margin:.3g} %"
-    said += f"so it is undecided whether it is slower by {100 * margin:.3g} %"
+        return f"{sentence}not slower by {100 * margin:.3g} %"
+    sentence += f"so it is undecided whether it is slower by {100 * margin:.3g} %"
     if seen := interference(records):
-        return f"{said}: {FLAGS[seen[0]][1]}, and equal functions may differ by {100 * BUSY_MARGIN:.3g} % then"
-    return f"{said}: more rounds may decide, with stopping={{'budget_s': {6 * BUDGET_S}, 'max_rounds': 400}}"
+        return f"{sentence}: {FLAGS[seen[0]][1]}, and equal functions may differ by {100 * BUSY_MARGIN:.3g} % then"
+    return f"{sentence}: more rounds may decide, with stopping={{'budget_s': {6 * BUDGET_S}, 'max_rounds': 400}}"
 
 
 def judged(function: "Callable[..., torch.Tensor]", given: "Given", asked: Asked) -> Timed:
-    """Judge a function; see `attn_exp.assert_correct`.
-
-    Raises:
-        UserError: a mistake in the arguments.
-    """
+    """Judge a function; see `attn_exp.assert_correct`. Raises UserError for a mistake in the arguments."""
     if not callable(function):
         raise UserError(f"the function is a {type(function).__name__}: give a function of q, k and v")
     case, tensors = _case_and_tensors(given, asked)
@@ -187,9 +183,9 @@ def _composed(given: "str | Mapping[str, Any] | Case") -> tuple[Case, str, int]:
         config = resolved_config(compose_config(overrides, "guard"), overrides)
     request = request_from_config(config, visible_gpus())
     case = given if isinstance(given, Case) else request.case
-    others = {"sink": "sinks: set sink=false", "bias": "bias: set bias=null", "latent": "latents: set latent=false"}
-    others |= {"page_size": "pages: set page_size=null"}
-    for name, what in others.items():
+    unfit = {"sink": "sinks: set sink=false", "bias": "bias: set bias=null", "latent": "latents: set latent=false"}
+    unfit |= {"page_size": "pages: set page_size=null"}
+    for name, what in unfit.items():
         if getattr(case, name):
             raise UserError(f"a function of q, k and v has no {what}")
     return case, request.device, request.measuring.seed

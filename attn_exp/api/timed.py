@@ -144,26 +144,25 @@ def request_of(
 ) -> Request:
     """Return the job of a function, with how to measure from the configuration; its label is `name`, or its own.
 
-    Raises:
-        UserError: a choice does not exist, or the name cannot name a folder.
+    Raises UserError if a choice does not exist, or the name cannot name a folder.
     """
     label = name or label_of(function)
     check_name("name", label)
-    grads = any(one.requires_grad for one in tensors)
+    grads = any(tensor.requires_grad for tensor in tensors)
     passes = (("forward", "backward") if grads else ("forward",)) if asked.passes is None else asked.passes
     device = tensors[0].device.type
     for key in asked.choices:
         if key.partition(".")[0] not in CHOICES:
-            known = ", ".join(CHOICES)
-            said = "if the function computes with it, give reference=, a function that does so rightly"
-            raise UserError(f"{key} is none of the choices {known}: {said}")
+            names = ", ".join(CHOICES)
+            hint = "if the function computes with it, give reference=, a function that does so rightly"
+            raise UserError(f"{key} is none of the choices {names}: {hint}")
     typed = [*overrides_of(asked.choices), f"passes=[{','.join(passes)}]", f"device={device}", f"sweep={sweep}"]
     with hydra_aside():
         config = resolved_config(compose_config(typed, sweep), typed)
     plain = request_from_config(config, visible_gpus() if device == "cuda" else [])
     measuring = replace(plain.measuring, inputs=GIVEN)
     backend = {"_target_": "attn_exp.workloads.given.GivenFunction", "name": label}
-    strides = [tuple(one.stride()) for one in tensors]
+    strides = [tuple(tensor.stride()) for tensor in tensors]
     how = {name: value for name, value in asdict(measuring).items() if name != "gold"}
     what = (_mark(function), asked.scale, _mark(asked.reference))
     identity = hashlib.sha256(repr([asdict(case), how, plain.compile, strides, *what]).encode())
@@ -186,8 +185,7 @@ def measured_alike(
 ) -> list[Record]:
     """Return a record of each function; several are measured interleaved.
 
-    Raises:
-        UserError: the reference cannot be used.
+    Raises UserError if the reference cannot be used.
     """
     # Not before: mistakes are told before seconds of importing.
     from attn_exp.worker.given import measure_tensors
@@ -215,10 +213,10 @@ def case_of(tensors: "tuple[torch.Tensor, ...]", asked: Asked) -> Case:
         if (tensor.dtype, tensor.device) != (q.dtype, q.device):
             raise UserError(f"{name} is {tensor.dtype} on {tensor.device}, q is {q.dtype} on {q.device}: give the same")
     if dtype not in DTYPE_BYTES or dtype in (E4M3, INT8):
-        known = ", ".join(one for one in DTYPE_BYTES if one not in (E4M3, INT8))
-        raise UserError(f"the tensors are {dtype}: give one of {known}")
+        dtypes = ", ".join(name for name in DTYPE_BYTES if name not in (E4M3, INT8))
+        raise UserError(f"the tensors are {dtype}: give one of {dtypes}")
     if not (k.shape[:3] == v.shape[:3] and q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3]):
-        shapes = ", ".join(f"{name} {tuple(one.shape)}" for name, one in zip(_NAMES, tensors, strict=True))
+        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in zip(_NAMES, tensors, strict=True))
         raise UserError(f"the shapes do not fit each other: {shapes}")
     for name, tensor in zip(_NAMES, tensors, strict=True):
         if not bool(tensor.detach().isfinite().all()):
@@ -239,7 +237,7 @@ def _mark(function: Any) -> Any:
 
 
 def _mark_of_code(code: CodeType) -> Any:
-    constants = [_mark_of_code(one) if isinstance(one, CodeType) else one for one in code.co_consts]
+    constants = [_mark_of_code(constant) if isinstance(constant, CodeType) else constant for constant in code.co_consts]
     return code.co_code, code.co_names, code.co_varnames, repr(constants)
 
 
@@ -248,27 +246,25 @@ def overrides_of(choices: Mapping[str, Any]) -> list[str]:
 
     A list is several values, one job each. A tuple is one value that is a list, as is a list for a key that takes one
     (`passes`, `lengths`). A mapping sets the keys inside: `model={"head_dim": 64}` is `model.head_dim=64`. Text is as
-    typed in a command line, so that `backend="flash,math"` is two choices.
-
-    Raises:
-        UserError: a value cannot be written as an override.
+    typed in a command line, so that `backend="flash,math"` is two choices. Raises UserError if a value cannot be
+    written as an override.
     """
     overrides = []
     for key, value in choices.items():
         if isinstance(value, Mapping):
-            overrides += overrides_of({f"{key}.{inside}": one for inside, one in value.items()})
+            overrides += overrides_of({f"{key}.{inside}": setting for inside, setting in value.items()})
         else:
             overrides.append(f"{key}={_choice_values(key, value)}")
     return overrides
 
 
 def _choice_values(key: str, value: Any) -> str:
-    several = isinstance(value, list) and (key not in _LISTS or any(isinstance(one, (list, tuple)) for one in value))
-    if not several:
+    listed = isinstance(value, list) and (key not in _LISTS or any(isinstance(item, (list, tuple)) for item in value))
+    if not listed:
         return _choice_text(key, value)
     if not value:
         raise UserError(f"{key}=[] has no value: leave {key} out, or give it one")
-    return ",".join(_choice_text(key, one) for one in value)
+    return ",".join(_choice_text(key, item) for item in value)
 
 
 def _choice_text(key: str, value: Any) -> str:
@@ -287,7 +283,7 @@ def _choice_text(key: str, value: Any) -> str:
     if isinstance(value, Real):
         return repr(float(value))
     if isinstance(value, (list, tuple)):
-        return f"[{','.join(_choice_text(key, one) for one in value)}]"
+        return f"[{','.join(_choice_text(key, item) for item in value)}]"
     if str(value) in _SHORT:
         return _SHORT[str(value)]
     raise UserError(f"{key}={value!r} is a {type(value).__name__}: give text, a number, a list or a mapping of these")

@@ -117,7 +117,7 @@ def draw(kind: str, case: Case, generator: torch.Generator, *, like: Inputs) -> 
     Rows of the batch after the fourth repeat the first four.
     """
     chosen = _without(KINDS[kind], (*_NEGATIVE, *_LARGE) if biased(case) else _NEGATIVE if case.sink else ())
-    made = tuple(torch.empty_like(one.detach()) for one in (*like.qkv, like.d_out_bhsd))
+    made = tuple(torch.empty_like(tensor.detach()) for tensor in (*like.qkv, like.d_out_bhsd))
     channels = _channels(case, chosen, generator, like.q_bhsd.device)
     distinct = min(case.batch, _DISTINCT)
     for name, whole, numbers in zip(_NAMES, made, _rows(case, distinct, chosen, channels, generator), strict=True):
@@ -156,15 +156,15 @@ def _channels(case: Case, kind: Kind, generator: torch.Generator, device: torch.
     """Give every channel its role, by chance."""
     dim = case.head_dim
     offsets = dim // 2 if case.in_codes else dim // 4
-    others = max(1, dim // 16) if dim >= 4 else 0
+    other_count = max(1, dim // 16) if dim >= 4 else 0
     order = torch.randperm(dim, generator=generator, device=device)
     if case.latent and (beside := dim - case.value_dim) >= _LEAST_BESIDE:
         # Offsets are the same in all keys. As values they would be most of the output, and tell nothing.
-        offsets, others = beside // 2, max(1, beside // 8)
+        offsets, other_count = beside // 2, max(1, beside // 8)
         order = torch.cat([order[order >= case.value_dim], order[order < case.value_dim]])
     role = torch.empty(dim, device=device)
     role[order] = torch.arange(dim, device=device, dtype=role.dtype)
-    bounds = (offsets, offsets + others, offsets + 2 * others, dim)
+    bounds = (offsets, offsets + other_count, offsets + 2 * other_count, dim)
     roles, begin = [], 0
     for end in bounds:
         roles.append(Role(((role >= begin) & (role < end)).float(), end - begin))
@@ -188,15 +188,15 @@ def _rows(
     q_heads, kv_heads = batch * case.q_heads, batch * case.kv_heads
     k = _keys(case, kv_heads, kind, channels, generator)
     # So many neighbouring rows get one treatment each, in random order: none is missing by chance.
-    several, rows = len(kind.treatments), q_heads * case.q_len
-    order = torch.rand(-(-rows // several), several, generator=generator, device=device).argsort(dim=-1)
+    count, rows = len(kind.treatments), q_heads * case.q_len
+    order = torch.rand(-(-rows // count), count, generator=generator, device=device).argsort(dim=-1)
     alone = order.flatten()[:rows].reshape(q_heads, case.q_len)
     in_runs = alone[:, :: min(_RUN, case.q_len)].repeat_interleave(min(_RUN, case.q_len), dim=1)[:, : case.q_len]
     odd = torch.arange(q_heads, device=device)[:, None] % case.q_heads % 2 == 1
     chosen = torch.where(odd, in_runs, alone).flatten()
     by_treatment = chosen.argsort(stable=True)
     q = torch.empty(rows, case.head_dim, device=device)
-    counts = torch.bincount(chosen, minlength=several).tolist()
+    counts = torch.bincount(chosen, minlength=count).tolist()
     for treatment, places in zip(kind.treatments, by_treatment.split(counts), strict=True):
         if len(places):
             heads, queries = places // case.q_len, places % case.q_len
@@ -254,16 +254,16 @@ def _starts(case: Case, device: torch.device) -> torch.Tensor:
 def _magnitudes(case: Case, kind: Kind, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Return factors of the channels of v and of d_out, (value_dim,)."""
     third = torch.arange(case.value_dim, device=device) % 3
-    one = torch.ones(case.value_dim, device=device)
+    ones = torch.ones(case.value_dim, device=device)
     if kind.values == "denormal":
         tiny = _DENORMAL[case.dtype]
-        return torch.where(third == 0, tiny, one), torch.where(third == 1, tiny, one)
+        return torch.where(third == 0, tiny, ones), torch.where(third == 1, tiny, ones)
     if kind.values == "large":
         of_v, of_d_out = _large(case)
-        v = torch.where(third == 0, of_v, torch.where(third == 1, 1 / of_d_out, one))
+        v = torch.where(third == 0, of_v, torch.where(third == 1, 1 / of_d_out, ones))
         return v, 1 / v
     every = torch.arange(case.value_dim, device=device) % _OUTLIERS_EVERY == 0
-    return torch.where(every, kind.outliers, one), one
+    return torch.where(every, kind.outliers, ones), ones
 
 
 # The powers of two, from 0 down, that rows of d_out are multiplied by: four decades, and in fp16 what its numbers hold.

@@ -125,8 +125,8 @@ class Inputs:
     def alias(self) -> "Inputs":
         """Return the same memory as leaves of their own, of which no graph knows the others; a sink is copied."""
         q, k, v, d_out = (
-            one.data.requires_grad_(one.requires_grad)
-            for one in (self.q_bhsd, self.k_bhsd, self.v_bhsd, self.d_out_bhsd)
+            tensor.data.requires_grad_(tensor.requires_grad)
+            for tensor in (self.q_bhsd, self.k_bhsd, self.v_bhsd, self.d_out_bhsd)
         )
         sink = None if self.sink is None else self.sink.detach().clone().requires_grad_(self.sink.requires_grad)
         return replace(self, q_bhsd=q, k_bhsd=k, v_bhsd=v, d_out_bhsd=d_out, sink=sink)

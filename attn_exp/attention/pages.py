@@ -12,7 +12,7 @@ import torch
 
 from attn_exp.core.case.case import Case
 
-# What codes of an fp8 cache are multiplied by, of keys and of values. Times a power of two they are exact in 16 bits.
+# The scale of an fp8 cache's codes, of keys and of values. Times a power of two they are exact in 16 bits.
 CACHE_SCALE = 2.0**-6
 _LARGEST_CODE = 448.0
 # One page of so many belongs to nobody.
@@ -116,7 +116,7 @@ class Paging:
         self._rows = case.batch
         self._dtype: torch.dtype = getattr(torch, case.dtype)
         self._in_codes = case.cache_dtype is not None
-        # Of each key, int64 (batch, kv_len): those of packed sequences lie behind each other as the requests do.
+        # The slots of keys, int64 (batch, kv_len): those of packed sequences lie behind each other as the requests do.
         self.slots = pages.slots().view(case.batch, case.kv_len)
 
     def pool_of(self, tensor_bhsd: torch.Tensor) -> torch.Tensor:

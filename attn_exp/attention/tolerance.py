@@ -100,8 +100,7 @@ def _with_parts(case: Case, name: str, whole: Tolerance) -> Tolerance:
 def bounds(case: Case, rounded: torch.Tensor, single: torch.Tensor, exact: torch.Tensor) -> Tolerance:
     """Return the bounds on a tensor by the formula's results in the case's dtype, in float32 and in float64.
 
-    Raises:
-        ValueError: one of them is not finite.
+    Raises ValueError if one of them is not finite.
     """
     eager, own = tensor_error(rounded, exact), tensor_error(single, exact)
     if eager.relative is None or eager.worst_row is None or own.relative is None or own.worst_row is None:

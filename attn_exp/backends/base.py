@@ -60,8 +60,7 @@ class Backend(Protocol):
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
         """Do everything that is done once: convert layouts, build graphs, compile. Import optional packages here.
 
-        Raises:
-            Unavailable: a package is missing.
+        Raises Unavailable if a package is missing.
         """
         ...
 
@@ -172,8 +171,7 @@ def supported_passes(backend: Backend, case: Case) -> tuple[str, ...]:
 def load_backend(config: dict[str, Any]) -> Backend:
     """Return the backend that a configuration names by `_target_`, made with its other keys except `about`.
 
-    Raises:
-        Unavailable: the class cannot be imported or does not take the options.
+    Raises Unavailable if the class cannot be imported or does not take the options.
     """
     backend: Backend = made_from("backend", {key: value for key, value in config.items() if key != "about"})
     return backend
@@ -182,8 +180,7 @@ def load_backend(config: dict[str, Any]) -> Backend:
 def made_from(key: str, config: dict[str, Any]) -> Any:
     """Return the object that the node `key` of a configuration names by `_target_`, made with its other keys.
 
-    Raises:
-        Unavailable: the class cannot be imported or does not take the options.
+    Raises Unavailable if the class cannot be imported or does not take the options.
     """
     options = {name: value for name, value in config.items() if name != "_target_"}
     target = str(config["_target_"])

@@ -29,10 +29,8 @@ _TRACING_ERROR = re.compile(r"got \w+\(['\"](.+?)['\"]\)\s*$", re.MULTILINE)
 def compile_calls(calls: Calls, compile_: Compile) -> Calls:
     """Return the same calls with their attention compiled by Inductor. Compilation happens in the first calls.
 
-    The attention that a block calls is compiled by itself, too.
-
-    Raises:
-        Refused: the backend has no function of q, k and v, or repeated backwards would read overwritten memory.
+    The attention that a block calls is compiled by itself, too. Raises Refused if the backend has no function of q, k
+    and v, or repeated backwards would read overwritten memory.
     """
     inputs = calls.inputs
     if calls.attention is None or inputs is None:

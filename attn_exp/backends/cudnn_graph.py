@@ -83,10 +83,8 @@ class CudnnGraph(DeclarativeBackend):
         """Convert the layout, build the forward's graph and allocate outputs.
 
         The backward is built when it is first requested, so that each pass's first call includes its own build time. It
-        then adds its figures to `notes`.
-
-        Raises:
-            Refused: gradients of packed sequences with a window, which cuDNN computes wrongly.
+        then adds its figures to `notes`. Raises Refused for gradients of packed sequences with a window, which cuDNN
+        computes wrongly.
         """
         cudnn = self.package.load()
         band = band_of(case)

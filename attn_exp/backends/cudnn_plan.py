@@ -66,10 +66,7 @@ def build(cudnn: ModuleType, api: str, node: Node, inputs: Mapping[str, Operand]
 
     The build includes compiling and loading kernels. The first build of a process also loads cuDNN's libraries, and
     cuDNN compiles no kernel twice in a process. So quote build times of a fresh process. The workspace is allocated
-    here and used in each run, as are all tensors.
-
-    Raises:
-        Refused: cuDNN has no engine for this graph.
+    here and used in each run, as are all tensors. Raises Refused if cuDNN has no engine for this graph.
     """
     device = outputs[0].tensor.device
     handle = _handle(cudnn, device)

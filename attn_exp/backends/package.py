@@ -38,9 +38,8 @@ class Package:
     def load(self) -> ModuleType:
         """Import the module.
 
-        Raises:
-            Unavailable: it is not installed, or does not fit the installed torch or GPU; the message has the install
-                command.
+        Raises Unavailable if it is not installed, or does not fit the installed torch or GPU; the message has the
+        install command.
         """
         try:
             return importlib.import_module(self.module)

@@ -132,12 +132,12 @@ class Priority(Sdpa):
     def _refusal(self, case: Case, device: str) -> str | None:
         """Return the reasons of all backends in the order, or that PyTorch would take another one before the first."""
         forced = [_FORCED[name](name) for name in self._names]
-        reasons = [one.unsupported(case, device) for one in forced]
-        usable = [one for one, reason in zip(forced, reasons, strict=True) if reason is None]
+        reasons = [backend.unsupported(case, device) for backend in forced]
+        usable = [backend for backend, reason in zip(forced, reasons, strict=True) if reason is None]
         if not usable:
             return "; ".join(reason for reason in reasons if reason)
         first = self._first = usable[0]
-        if device == "cpu" and isinstance(first, Math) and any(isinstance(one, Flash) for one in usable):
+        if device == "cpu" and isinstance(first, Math) and any(isinstance(backend, Flash) for backend in usable):
             # select_sdp_backend_cpp of ATen has an order of its own (torch 2.11 and 2.13).
             return (
                 f"{self.name}: PyTorch ignores the order on a CPU, where it takes flash before math: "

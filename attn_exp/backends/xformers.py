@@ -93,8 +93,7 @@ class XformersFlash3(DeclarativeBackend):
 def loaded(operator: str) -> ModuleType:
     """Return `xformers.ops.fmha`, with its `cutlass` or `flash3` operator built and its extension loaded.
 
-    Raises:
-        Unavailable: a part is missing. Without its extension xFormers only warns, and refuses every call.
+    Raises Unavailable if a part is missing. Without its extension xFormers only warns, and refuses every call.
     """
     fmha = PACKAGE.load()
     failed = importlib.import_module("xformers._cpp_lib")._cpp_library_load_exception

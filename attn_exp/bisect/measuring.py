@@ -20,8 +20,8 @@ from attn_exp.execution.worker import Worker
 
 STATE = "state.json"
 _TIMEOUT_S = 600.0
-# Where a process's memory lies makes its calls faster or slower by nearly 1 %: each round has processes of its own, so
-# that the spread of the rounds contains that.
+# The addresses of a process's memory make its calls faster or slower by nearly 1 %: each round has processes of its
+# own, so that the spread of the rounds contains that.
 ROUNDS_OF_A_PROCESS = 1
 # The metric of a job that counts.
 METRIC = "time_us"

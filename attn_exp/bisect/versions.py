@@ -36,8 +36,7 @@ class Packages:
     def environment(self, index: int, folder: Path) -> str:
         """Install a version into a virtual environment that sees all other packages of this one, and return its python.
 
-        Raises:
-            NotInstallable: pip refuses it.
+        Raises NotInstallable if pip refuses it.
         """
         home = folder / f"{self.package}-{self.names[index]}"
         python = home / "bin" / "python"
@@ -59,8 +58,7 @@ class Packages:
 def packages(good: str, bad: str, wheels: Path | None) -> Packages:
     """Return the versions between two ends `NAME==VERSION`, pre-releases included.
 
-    Raises:
-        UserError: an end is no version of the package, or they are in the wrong order.
+    Raises UserError if an end is no version of the package, or they are in the wrong order.
     """
     ends = [_SPEC.fullmatch(end) for end in (good, bad)]
     if ends[0] is None or ends[1] is None:

@@ -142,8 +142,7 @@ def drawings(comparison: "Comparison") -> "list[Picture]":
 def write_report(comparison: "Comparison", path: Path) -> Path:
     """Write a comparison's report in the format that the file's ending names; return its path.
 
-    Raises:
-        UserError: the file cannot be written.
+    Raises UserError if the file cannot be written.
     """
     _write(path, _text(comparison, None, str(path)))
     return path

@@ -60,8 +60,7 @@ def _one(overrides: Sequence[str], own_choices: Path | None, command: Sequence[s
 def rivals_of(arguments: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
     """Each rival's own overrides by its letter, and those that all share.
 
-    Raises:
-        UserError: fewer than two rivals, or options of a letter that has no backend.
+    Raises UserError for fewer than two rivals, or options of a letter that has no backend.
     """
     rivals: dict[str, list[str]] = {}
     options: list[tuple[str, str]] = []

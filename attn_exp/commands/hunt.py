@@ -89,8 +89,7 @@ def run(options: HuntOptions) -> int:
 def _backends(options: HuntOptions) -> list[dict[str, Any]]:
     """Return the options of each backend.
 
-    Raises:
-        UserError: there is none, it does not exist, or another key was given.
+    Raises UserError if there is none, it does not exist, or another key was given.
     """
     for word in options.overrides:
         key = override_key(word)

@@ -62,8 +62,7 @@ class Command(Generic[Chosen]):
     def parse(self, arguments: Sequence[str]) -> Chosen:
         """Return what the arguments say.
 
-        Raises:
-            UserError: an option that does not exist, a value that cannot be meant, too many or too few words.
+        Raises UserError for an option that does not exist, a value that cannot be meant, too many or too few words.
         """
         named = self.named
         short = {one.short: name for name, one in named.items() if one.short}

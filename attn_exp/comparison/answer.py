@@ -39,8 +39,7 @@ _OWN: dict[type, dict[str, Callable[[Any], Any]]] = {
 def sorted_rows(comparison: Comparison, word: str) -> Comparison:
     """Return the comparison with rows sorted by a field, or in descending order by `-field`; None comes last.
 
-    Raises:
-        UserError: there is no such field.
+    Raises UserError if there is no such field.
     """
     assert isinstance(comparison, (Rivals, Changes, History))
     name, down = word.removeprefix("-"), word.startswith("-")
@@ -63,8 +62,7 @@ def sorted_rows(comparison: Comparison, word: str) -> Comparison:
 def compare_read(choice: Choice, sweeps: Sequence[Sweep], against: Sequence[Sweep] = ()) -> Comparison:
     """Return the comparison that a choice requests, of sweeps that are already read.
 
-    Raises:
-        UserError: the choice cannot be carried out; the message says what to type.
+    Raises UserError if the choice cannot be carried out; the message says what to type.
     """
     check_ways(choice, against=bool(against or choice.against))
     against = [run for sweep in against for run in runs_of(sweep)]
@@ -117,8 +115,7 @@ def compare_read(choice: Choice, sweeps: Sequence[Sweep], against: Sequence[Swee
 def read_sweeps(choice: Choice, words: Sequence[str]) -> list[Sweep]:
     """Return the sweeps and baselines with these names, from folders or from MLflow.
 
-    Raises:
-        UserError: there is no such sweep, or it has no records.
+    Raises UserError if there is no such sweep, or it has no records.
     """
     if choice.uri is not None and words:
         from attn_exp.tracking.mlflow_read import read_store
@@ -130,8 +127,7 @@ def read_sweeps(choice: Choice, words: Sequence[str]) -> list[Sweep]:
 def read_against(choice: Choice, sweeps: Sequence[Sweep]) -> list[Sweep]:
     """Return the earlier sweeps or baselines to compare with; `last` is the last one that shares a case.
 
-    Raises:
-        UserError: there is no such sweep, or it has no records.
+    Raises UserError if there is no such sweep, or it has no records.
     """
     home = choice.folder
     if choice.against != (LAST,) or choice.uri is not None or (home / LAST).exists():
@@ -148,8 +144,7 @@ def read_against(choice: Choice, sweeps: Sequence[Sweep]) -> list[Sweep]:
 def chosen(cells: Sequence[Cell], expression: str) -> list[Cell]:
     """Return the cells for which the expression holds.
 
-    Raises:
-        UserError: the expression is invalid, names an unknown field, or holds for no cell.
+    Raises UserError if the expression is invalid, names an unknown field, or holds for no cell.
     """
     known = fields(cells)
 

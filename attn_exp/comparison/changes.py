@@ -170,18 +170,18 @@ def compare_sweeps(
 ) -> Changes:
     """Compare the selected cells of new sweeps with those of old ones.
 
-    Raises:
-        UserError: the sweeps have nothing in common, or their environments are incomparable and `anyway` is not set.
+    Raises UserError if the sweeps have nothing in common, or their environments are incomparable and `anyway` is not
+    set.
     """
     pairs = joined(cells_old, cells_new)
-    if not any(one and other for one, other in pairs):
+    if not any(before and after for before, after in pairs):
         raise UserError(
             f"{_names(new)} and {_names(old)} have nothing in common: {nothing_in_common(cells_old, cells_new)}"
         )
     unequal = differences(
-        (one.result, other.result) for one, other in pairs if one and other and one.value and other.value
+        (before.result, after.result) for before, after in pairs if before and after and before.value and after.value
     )
-    unlike = [one for one in unequal if one.refuses]
+    unlike = [difference for difference in unequal if difference.refuses]
     if unlike and not anyway:
         raise UserError(
             f"{_names(new)} and {_names(old)} cannot be compared ({'; '.join(map(str, unlike))}): "
@@ -201,11 +201,11 @@ def compare_sweeps(
         notes=(
             *notes,
             *(
-                f"{several} old runs of {n} cells: compared with their mean; the margin is at least what they "
+                f"{count} old runs of {n} cells: compared with their mean; the margin is at least what they "
                 "differ by (spread= replaces it)"
-                for several, n in Counter(one.runs for one in cells if isinstance(one, _Open) and one.runs > 1).items()
+                for count, n in Counter(row.runs for row in cells if isinstance(row, _Open) and row.runs > 1).items()
             ),
-            *(f"compared nevertheless (anyway=true): {one}, in {one.cells} cells" for one in unlike),
+            *(f"compared nevertheless (anyway=true): {reason}, in {reason.cells} cells" for reason in unlike),
             *kernel_notes(rows),
         ),
         broken=tuple(sentence for sweep in (*old, *new) for sentence in sweep.broken),
@@ -252,7 +252,7 @@ def _closed(cell: Change | _Open, metric: ChosenMetric, spreads: Spreads, scatte
     spread = spread if spreads.fixed is not None else max(spread, least, math.expm1(min(cell.explained, _LARGEST_LOG)))
     doubt = uncertainty(cell.new, cell.old, spread)
     log = cell.log if metric.kind.higher_is_better else -cell.log
-    # Of two rounds that differ wildly, the upper bound is beyond the largest float.
+    # The upper bound of two rounds that differ wildly is beyond the largest float.
     bounds = (math.expm1(log), math.expm1(log - doubt.half), math.expm1(min(log + doubt.half, _LARGEST_LOG)))
     return Change(cell.old, cell.new, "undecided", *bounds, spread, doubt.p_value(log))
 
@@ -267,8 +267,8 @@ def _scatter(cells: Sequence[Change | _Open]) -> float:
     if not logs:
         return 0.0
     # The median of |x| is 0.6745 standard deviations of a normal x.
-    found = math.expm1(1.96 / 0.6745 * statistics.median(map(abs, logs)))
-    return min(found, _MOST_SCATTER)
+    share = math.expm1(1.96 / 0.6745 * statistics.median(map(abs, logs)))
+    return min(share, _MOST_SCATTER)
 
 
 def _without_two_values(old: Cell | None, new: Cell | None) -> Verdict:

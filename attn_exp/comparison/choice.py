@@ -92,8 +92,7 @@ _KEYS = {one.name: one for one in declared(Choice) if one.name not in _OF_THE_CO
 def choice_from(keys: Mapping[str, Any]) -> Choice:
     """Return the choice for a call from Python; values are text or Python objects (`margin=0.03`, `by=["dtype"]`).
 
-    Raises:
-        UserError: there is no such option, or its value is invalid.
+    Raises UserError if there is no such option, or its value is invalid.
     """
     given: dict[str, Any] = {}
     for key, value in keys.items():

@@ -72,8 +72,7 @@ class Comparison(ABC):
     def to_frame(self) -> "pandas.DataFrame":
         """Return the rows as a pandas DataFrame: the columns of `format=csv`, with numbers as numbers.
 
-        Raises:
-            UserError: pandas is not installed.
+        Raises UserError if pandas is not installed.
         """
         return frame(self.sheet().dictionaries())
 

@@ -113,7 +113,7 @@ class Answer:
     @property
     def ties(self) -> int:
         """In how many rows the winners are too close to call."""
-        return sum(one.tied for one in self.won)
+        return sum(case.tied for case in self.won)
 
     def lines(self) -> list[str]:
         """Return the headline, the order in eager PyTorch if it differs, and how to decide what is too close."""
@@ -121,8 +121,8 @@ class Answer:
 
     def headline(self) -> list[str]:
         """Return who is fastest; then what that cannot be trusted below, and another order by the timer `event`."""
-        said = [self._fastest()] if self.won else []
-        return [*filter(None, [self.noise, *said, self.doubt]), *self._eager_line()]
+        verdict = [self._fastest()] if self.won else []
+        return [*filter(None, [self.noise, *verdict, self.doubt]), *self._eager_line()]
 
     def next_step(self) -> tuple[str, str]:
         """Return what is too close to call, and the command that decides it; both are empty if nothing is."""
@@ -131,70 +131,70 @@ class Answer:
         pair = f"{self.settle.a.result.label} and {self.settle.b.result.label}"
         if self.ties == 1:
             return f"{pair} are too close to call; to decide:", self.settle.command
-        said = f"too close to call in {self.ties} of {self._rows}; to decide"
-        return (f"{said} all:", self.settle_all) if self.settle_all else (f"{said} {pair}:", self.settle.command)
+        words = f"too close to call in {self.ties} of {self._rows}; to decide"
+        return (f"{words} all:", self.settle_all) if self.settle_all else (f"{words} {pair}:", self.settle.command)
 
     @property
     def _rows(self) -> int:
         return len(self.won) + self.unmeasured
 
     def _fastest(self) -> str:
-        first, *others = _by_winners(self.won)
+        first, *rest = _by_winners(self.won)
         by_time, count = self.metric.kind.follows_clock, self.ties if first.tied else len(first.rows)
-        alone = not others and not first.tied and all(row.lead is None for row in first.rows)
+        alone = not rest and not first.tied and all(row.lead is None for row in first.rows)
         one_rival = alone and len(first.every) > 1
         verdict = "are too close to call" if first.tied else "is fastest" if by_time else "is best"
-        said = f"{and_text(sorted(first.every))} do not differ" if one_rival else f"{first} {verdict}"
-        said += "" if by_time else f" by {self.metric}"
+        line = f"{and_text(sorted(first.every))} do not differ" if one_rival else f"{first} {verdict}"
+        line += "" if by_time else f" by {self.metric}"
         if self._rows > 1:
             all_rows = "both rows" if self._rows == 2 else f"all {self._rows} rows"
-            said += f" in {all_rows if count == self._rows else f'{count} of {self._rows} rows'}"
-        parts = [f"{one} in {len(one.rows)}" for one in others if not one.tied][:_NAMED]
+            line += f" in {all_rows if count == self._rows else f'{count} of {self._rows} rows'}"
+        parts = [f"{same} in {len(same.rows)}" for same in rest if not same.tied][:_NAMED]
         parts += [f"too close to call in {self.ties}"] if self.ties and not first.tied else []
         parts += [f"not measured well enough in {self.unmeasured}"] if self.unmeasured else []
         if self.lead is not None:
             lead = str(self.lead) if by_time else str(self.lead).replace(" as fast as ", " as good as ")
             lead = f"; {first.leader} is {lead}" if first.tied else f", {lead}"
             # Names and counts come before the interval.
-            room = _LONGEST - len(said) - sum(len(part) + 2 for part in parts)
+            room = _LONGEST - len(line) - sum(len(part) + 2 for part in parts)
             lead = lead if len(lead) <= room else lead.replace(f" {self.lead.interval}", "")
-            said += lead if len(said) + len(lead) <= _LONGEST else ""
+            line += lead if len(line) + len(lead) <= _LONGEST else ""
         for part in parts:
-            said += f"; {part}" if len(said) + len(part) + 2 <= _LONGEST else ""
-        return said
+            line += f"; {part}" if len(line) + len(part) + 2 <= _LONGEST else ""
+        return line
 
     def _eager_line(self) -> list[str]:
         if not self.eager:
             return []
         each = [
-            f"{label} is fastest in {count}" for label, count in sorted(self.eager.items(), key=lambda one: -one[1])
+            f"{label} is fastest in {count}" for label, count in sorted(self.eager.items(), key=lambda entry: -entry[1])
         ]
         return [f"In eager PyTorch, where Python launches each call, {and_text(each)} of {self.eager_rows} rows."]
 
 
 def winners_of(rows: Iterable[Ranking], metric: ChosenMetric, spreads: Spreads) -> list[Winners]:
     """Return the winners of each case and pass of ranked rows that has two backends or more."""
-    found = []
+    won = []
     for group in by_group(rows):
         if best := winners(group):
-            others = [row for row in group if row.cell.compared and not row.best]
-            nearest = min(others, key=lambda row: (row.place, len(row.label), row.label), default=None)
+            losers = [row for row in group if row.cell.compared and not row.best]
+            nearest = min(losers, key=lambda row: (row.place, len(row.label), row.label), default=None)
             over = None if nearest is None else _over(best[0], nearest, group, metric, spreads)
             lead = None if nearest is None or over is None else Lead(nearest.label, over.value, over.low, over.high)
-            found.append(Winners(tuple(group), tuple(best), is_tie(best), lead))
-    return found
+            won.append(Winners(tuple(group), tuple(best), is_tie(best), lead))
+    return won
 
 
 def _over(
-    row: Ranking, other: Ranking, group: Sequence[Ranking], metric: ChosenMetric, spreads: Spreads
+    row: Ranking, rival: Ranking, group: Sequence[Ranking], metric: ChosenMetric, spreads: Spreads
 ) -> Ratio | None:
     """Return how many times better a row's rival is than another one; what a duel decided counts."""
-    if not (row.cell.compared and other.cell.compared):
+    if not (row.cell.compared and rival.cell.compared):
         return None
-    if (duel := row.duels.get(other.label)) is not None:
+    if (duel := row.duels.get(rival.label)) is not None:
         return Ratio(duel.value, duel.low, duel.high, 0.0, 0.0)
-    one, two = ([each.cell for each in group if each.label in (of.label, *of.same)] for of in (row, other))
-    return ratio(one, two, metric, spreads)
+    cells, rival_cells = ([each.cell for each in group if each.label in (of.label, *of.same)] for of in (row, rival))
+    return ratio(cells, rival_cells, metric, spreads)
 
 
 def answer_of(
@@ -206,15 +206,15 @@ def answer_of(
     command that runs all of them; empty if it is unknown.
     """
     won = tuple(winners_of(rows, metric, spreads))
-    several = [group for group in by_group(rows) if len({row.label for row in group if row.cell.value is not None}) > 1]
+    groups = [group for group in by_group(rows) if len({row.label for row in group if row.cell.value is not None}) > 1]
     eager, eager_rows = _eager(won, metric, spreads)
     return Answer(
         metric=metric,
         won=won,
         lead=_lead(won, metric, spreads) if won else None,
-        unmeasured=len(several) - len(won),
-        noise=_noise(several, len(several) - len(won)),
-        doubt=_doubt(several, metric, spreads),
+        unmeasured=len(groups) - len(won),
+        noise=_noise(groups, len(groups) - len(won)),
+        doubt=_doubt(groups, metric, spreads),
         eager=eager,
         eager_rows=eager_rows,
         settle=ties[0] if ties else None,
@@ -238,21 +238,21 @@ def _doubt(groups: Iterable[Sequence[Ranking]], metric: ChosenMetric, spreads: S
     """Return the pair of one kernel that differs most, as a sentence; empty if all agree."""
     if not metric.follows_time:
         return ""
-    found: list[tuple[float, str, str]] = []
+    pairs: list[tuple[float, str, str]] = []
     for group in groups:
         for row in group:
             on_device = row.cell.result.device == "cuda" and row.cell.result.measuring.timer in _DEVICE_TIMERS
-            for other in group if on_device and row.cell.compared else ():
-                if other.label not in row.kernel or other.label in row.same or other.label <= row.label:
+            for second in group if on_device and row.cell.compared else ():
+                if second.label not in row.kernel or second.label in row.same or second.label <= row.label:
                     continue
-                over = ratio([row.cell], [other.cell], metric, spreads) if other.cell.compared else None
+                over = ratio([row.cell], [second.cell], metric, spreads) if second.cell.compared else None
                 if over is not None:
-                    found.append((math.expm1(abs(math.log(over.value))), row.label, other.label))
-    if not found:
+                    pairs.append((math.expm1(abs(math.log(over.value))), row.label, second.label))
+    if not pairs:
         return ""
-    apart, one, other_name = max(found)
+    apart, name, second_name = max(pairs)
     return (
-        f"{one} and {other_name} ran one kernel and differ by {100 * apart:.2g} %: "
+        f"{name} and {second_name} ran one kernel and differ by {100 * apart:.2g} %: "
         "this sweep is not to be trusted below that"
     )
 
@@ -271,13 +271,13 @@ class _Same:
     @property
     def leader(self) -> str:
         """The winner, of a tie the one that is most often the fastest."""
-        first = Counter(one.rows[0].label for one in self.rows)
+        first = Counter(case.rows[0].label for case in self.rows)
         return self.labels[0] if not self.tied else max(self.labels, key=lambda label: first[label])
 
     @property
     def every(self) -> set[str]:
         """All names that win any of the rows."""
-        return {label for one in self.rows for label in one.labels}
+        return {label for case in self.rows for label in case.labels}
 
     def __str__(self) -> str:
         return and_text(self.labels) if len(self.labels) <= _NAMED else f"{len(self.labels)} backends"
@@ -289,13 +289,13 @@ def _by_winners(won: Iterable[Winners]) -> list[_Same]:
     If one kernel has several names, the one that wins most rows stands for all, of several the shortest.
     """
     rows = list(won)
-    wins = Counter(label for one in rows for label in one.labels)
-    found: dict[tuple[str, ...], list[Winners]] = defaultdict(list)
-    for one in rows:
-        labels = one.labels if one.tied else (min(one.labels, key=lambda label: (-wins[label], len(label), label)),)
-        found[labels].append(one)
-    same = [_Same(labels, tuple(rows)) for labels, rows in found.items()]
-    return sorted(same, key=lambda one: (one.tied, -len(one.rows)))
+    wins = Counter(label for case in rows for label in case.labels)
+    by_labels: dict[tuple[str, ...], list[Winners]] = defaultdict(list)
+    for case in rows:
+        labels = case.labels if case.tied else (min(case.labels, key=lambda label: (-wins[label], len(label), label)),)
+        by_labels[labels].append(case)
+    same = [_Same(labels, tuple(rows)) for labels, rows in by_labels.items()]
+    return sorted(same, key=lambda entry: (entry.tied, -len(entry.rows)))
 
 
 def _lead(won: Sequence[Winners], metric: ChosenMetric, spreads: Spreads) -> Lead | None:
@@ -303,31 +303,31 @@ def _lead(won: Sequence[Winners], metric: ChosenMetric, spreads: Spreads) -> Lea
 
     Rows' own uncertainty averages out over cases; what equal rows differ by does not.
     """
-    first, *others = _by_winners(won)
-    if others and 2 * len(first.rows) <= len(won):
+    first, *rest = _by_winners(won)
+    if rest and 2 * len(first.rows) <= len(won):
         return None
-    counts = Counter(row.label for one in won for row in one.group if row.cell.compared)
+    counts = Counter(row.label for case in won for row in case.group if row.cell.compared)
     leads = [
         lead
-        for other in counts
+        for rival in counts
         # A backend that lacks most of the rows is no measure of the lead in all.
-        if other not in first.every and 2 * counts[other] >= len(won)
-        if (lead := _lead_over(first.leader, other, won, metric, spreads)) is not None
+        if rival not in first.every and 2 * counts[rival] >= len(won)
+        if (lead := _lead_over(first.leader, rival, won, metric, spreads)) is not None
     ]
     return min(leads, key=lambda lead: (lead.value, len(lead.over), lead.over), default=None)
 
 
 def _lead_over(label: str, over: str, won: Sequence[Winners], metric: ChosenMetric, spreads: Spreads) -> Lead | None:
     logs, squares, spread = list[float](), list[float](), 0.0
-    for one in won:
-        of_label = {row.label: row for row in one.group}
-        row, other = of_label.get(label), of_label.get(over)
-        found = None if row is None or other is None else _over(row, other, one.group, metric, spreads)
-        if found is None:
+    for case in won:
+        of_label = {row.label: row for row in case.group}
+        row, rival = of_label.get(label), of_label.get(over)
+        gap = None if row is None or rival is None else _over(row, rival, case.group, metric, spreads)
+        if gap is None:
             continue
-        logs.append(math.log(found.value))
-        squares.append(max(0.0, math.log(found.high / found.value) ** 2 - math.log1p(found.spread) ** 2))
-        spread = max(spread, found.spread)
+        logs.append(math.log(gap.value))
+        squares.append(max(0.0, math.log(gap.high / gap.value) ** 2 - math.log1p(gap.spread) ** 2))
+        spread = max(spread, gap.spread)
     if not logs:
         return None
     half = math.hypot(math.sqrt(math.fsum(squares)) / len(logs), math.log1p(spread))
@@ -343,17 +343,17 @@ def _eager(won: Sequence[Winners], metric: ChosenMetric, spreads: Spreads) -> tu
     if metric.name != "time_us":
         return {}, 0
     counts, rows = Counter[str](), 0
-    for one in won:
-        by_event = ChosenMetric("event_time_us", one.direction)
-        found = cells_of([row.cell.result for row in one.group], by_event)
-        cells = {cell.result.label: cell for cell in found if cell.value is not None}
+    for case in won:
+        by_event = ChosenMetric("event_time_us", case.direction)
+        by_loop = cells_of([row.cell.result for row in case.group], by_event)
+        cells = {cell.result.label: cell for cell in by_loop if cell.value is not None}
         if len(cells) < 2:
             continue
         rows += 1
         first = min(cells.values(), key=lambda cell: rank(cell, by_event))
-        best = [cells[label] for label in one.labels if label in cells]
-        if first.result.label not in one.labels and best:
-            counts[first.result.label] += all(_faster(first, other, by_event, spreads) for other in best)
+        best = [cells[label] for label in case.labels if label in cells]
+        if first.result.label not in case.labels and best:
+            counts[first.result.label] += all(_faster(first, winner, by_event, spreads) for winner in best)
     return {label: count for label, count in counts.items() if count}, rows
 
 

@@ -48,7 +48,7 @@ def first_shift(logs: Sequence[float]) -> Shift | None:
     if not splits:
         return None
     tested = [(_t(logs, at), at) for at in splits]
-    t, at = max(tested, key=lambda one: abs(one[0]))
+    t, at = max(tested, key=lambda split: abs(split[0]))
     p = min(1.0, len(tested) * student_t_p(t, len(logs) - 2))
     return Shift(at, statistics.fmean(logs[at:]) - statistics.fmean(logs[:at]), p)
 
@@ -72,11 +72,11 @@ def _search(logs: Sequence[float], start: int, smallest: float, level: float) ->
 
 def _t(logs: Sequence[float], at: int) -> float:
     """Return Student's t of the two parts' means, with pooled variance."""
-    one, other = logs[:at], logs[at:]
-    mean_one, mean_other = statistics.fmean(one), statistics.fmean(other)
-    squares = math.fsum((x - mean_one) ** 2 for x in one) + math.fsum((x - mean_other) ** 2 for x in other)
-    error = math.sqrt(squares / (len(logs) - 2) * (1 / len(one) + 1 / len(other)))
-    difference = mean_other - mean_one
+    before, after = logs[:at], logs[at:]
+    mean_before, mean_after = statistics.fmean(before), statistics.fmean(after)
+    squares = math.fsum((x - mean_before) ** 2 for x in before) + math.fsum((x - mean_after) ** 2 for x in after)
+    error = math.sqrt(squares / (len(logs) - 2) * (1 / len(before) + 1 / len(after)))
+    difference = mean_after - mean_before
     if error == 0:
         return math.copysign(math.inf, difference) if difference else 0.0
     return difference / error
@@ -138,7 +138,7 @@ class History(Comparison):
 
     def sheet(self) -> Sheet:
         """Return a row for each cell: its trend, its changes of level, and its value in each sweep."""
-        names = [one.name for one in self.sweeps]
+        names = [sweep.name for sweep in self.sweeps]
         columns = (
             *case_part([row.cell for row in self.rows]),
             Column("pass", "pass"),
@@ -176,7 +176,7 @@ def _row(row: Trend, names: Sequence[str]) -> tuple[object, ...]:
         None,
         *row.relative,
         ", ".join(f"{written(turn.change, 'percent')} % at {names[turn.at]}" for turn in row.turns),
-        "; ".join(str(one) for turn in row.turns for one in turn.coincides),
+        "; ".join(str(difference) for turn in row.turns for difference in turn.coincides),
         last.result.status if last else "not measured",
     )
 
@@ -213,8 +213,8 @@ def compare_history(
 ) -> History:
     """Return the history of the selected cells of each sweep.
 
-    Raises:
-        UserError: there are fewer than three sweeps, or their environments are incomparable and `anyway` is not set.
+    Raises UserError if there are fewer than three sweeps, or their environments are incomparable and `anyway` is not
+    set.
     """
     if len(sweeps) < LEAST:
         raise UserError(
@@ -226,8 +226,8 @@ def compare_history(
     if not series:
         raise UserError(f"no cell has a {metric} above zero in any of these sweeps: choose another metric=, or where=")
     steps = [_step(series, at) for at in range(1, len(ordered))]
-    unequal = tuple(dict.fromkeys(one for step in steps for one in step))
-    unlike = [one for one in unequal if one.refuses]
+    unequal = tuple(dict.fromkeys(difference for step in steps for difference in step))
+    unlike = [difference for difference in unequal if difference.refuses]
     if unlike and not anyway:
         raise UserError(
             f"these sweeps cannot be compared ({'; '.join(dict.fromkeys(map(str, unlike)))}): "
@@ -254,10 +254,10 @@ def compare_history(
 def _series(by_sweep: Sequence[Sequence[Cell]]) -> list[tuple[Cell | None, ...]]:
     by_key: dict[Any, list[Cell | None]] = defaultdict(lambda: [None] * len(by_sweep))
     # Several sources of a backend in one sweep are series of their own.
-    several = {label for cells in by_sweep for label in _several_sources(cells)}
+    mixed = {label for cells in by_sweep for label in _several_sources(cells)}
     for index, cells in enumerate(by_sweep):
         for cell in cells:
-            source = short(cell.result.source) if str(cell.result.backend["name"]) in several else ""
+            source = short(cell.result.source) if str(cell.result.backend["name"]) in mixed else ""
             by_key[cell.result.key, cell.direction, method_key(cell.result), source][index] = cell
     return [tuple(cells) for cells in by_key.values() if any(cell and cell.value is not None for cell in cells)]
 
@@ -289,21 +289,21 @@ def _trends(
     steps: Sequence[tuple[Difference, ...]],
 ) -> list[Trend]:
     logs = [_logs(cells) for cells in series]
-    clearest = [first_shift(list(one.values())) if len(one) >= FEWEST else None for one in logs]
-    adjusted = iter(benjamini_hochberg([one.p for one in clearest if one is not None]))
+    clearest = [first_shift(list(series_logs.values())) if len(series_logs) >= FEWEST else None for series_logs in logs]
+    adjusted = iter(benjamini_hochberg([shift.p for shift in clearest if shift is not None]))
     trends = []
-    for cells, own, first in zip(series, logs, clearest, strict=True):
+    for cells, by_index, first in zip(series, logs, clearest, strict=True):
         # Among thousands of cells some would turn by chance, so p-values are adjusted for their number.
         p = next(adjusted) if first is not None else 1.0
         turns: list[Turn] = []
-        values, present = list(own.values()), list(own)
+        values, present = list(by_index.values()), list(by_index)
         if p <= LEVEL:
             smallest = math.log1p(spreads.margin(next(cell for cell in cells if cell is not None).result))
             for shift in shifts(values, smallest):
                 before, at = present[shift.at - 1], present[shift.at]
-                coincides = tuple(dict.fromkeys(one for step in steps[before:at] for one in step))
+                coincides = tuple(dict.fromkeys(difference for step in steps[before:at] for difference in step))
                 turns.append(Turn(at, math.expm1(shift.log), max(p, shift.p), coincides))
-        trends.append(_trend(cells, own, turns))
+        trends.append(_trend(cells, by_index, turns))
     return trends
 
 

@@ -95,7 +95,7 @@ def run_key(cell: Cell) -> tuple[Any, ...]:
 
 Pair = tuple[Cell | None, Cell | None]
 _SHOWN = 4
-# What counterparts share, the most first, and whether it is enough where a cell has several.
+# The properties that counterparts share, the most first, and whether it is enough where a cell has several.
 _SAME: tuple[tuple[Callable[[Result], Any], bool], ...] = (
     (lambda result: (result.measuring, machine(result), short(result.source)), True),
     (lambda result: (result.measuring, machine(result)), True),

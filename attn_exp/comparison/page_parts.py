@@ -36,16 +36,16 @@ def detailed(page: Page, comparison: Comparison, cells: Sequence[Cell]) -> Page:
         details=tuple(sheets),
         detailed=frozenset(redundant),
         headline=replace(page.headline, warnings=warnings),
-        made_by=tuple(dict.fromkeys(one.command for one in comparison.sweeps if one.command)),
+        made_by=tuple(dict.fromkeys(sweep.command for sweep in comparison.sweeps if sweep.command)),
     )
 
 
 def _missing(comparison: Comparison) -> list[str]:
     """Return a sentence for each sweep that lacks jobs that its command is for."""
     return [
-        f"{one.name}: {one.planned - one.records} of {one.planned} jobs have no record yet; its command measures them"
-        for one in comparison.sweeps
-        if one.planned is not None and one.planned > one.records
+        f"{run.name}: {run.planned - run.records} of {run.planned} jobs have no record yet; its command measures them"
+        for run in comparison.sweeps
+        if run.planned is not None and run.planned > run.records
     ]
 
 
@@ -71,7 +71,7 @@ _BAD: tuple[Tone, ...] = ("bad",)
 
 def _statuses(cells: Sequence[Cell]) -> list[Sheet]:
     results = {id(cell.result): cell.result for cell in cells}.values()
-    counts = Counter((one.status, one.label, one.reason or "") for one in results if one.status != "ok")
+    counts = Counter((job.status, job.label, job.reason or "") for job in results if job.status != "ok")
     if not counts:
         return []
     columns = (
@@ -86,15 +86,15 @@ def _statuses(cells: Sequence[Cell]) -> list[Sheet]:
 
 def _environments(comparison: Comparison) -> list[Sheet]:
     """A row per property and a column per sweep; differences first."""
-    by_sweep = [dict(one.environment) for one in comparison.sweeps]
-    names = sorted({name for one in by_sweep for name in one})
-    rows = [(name, *(one.get(name, "") for one in by_sweep)) for name in names]
+    by_sweep = [dict(sweep.environment) for sweep in comparison.sweeps]
+    names = sorted({name for values in by_sweep for name in values})
+    rows = [(name, *(values.get(name, "") for values in by_sweep)) for name in names]
     unlike = [len(set(row[1:])) > 1 for row in rows]
     columns = (
         Column("name", "environment"),
-        *(Column(f"sweep{index}", one.name) for index, one in enumerate(comparison.sweeps)),
+        *(Column(f"sweep{index}", sweep.name) for index, sweep in enumerate(comparison.sweeps)),
     )
-    ordered = sorted(zip(rows, unlike, strict=True), key=lambda one: (not one[1], one[0][0]))
+    ordered = sorted(zip(rows, unlike, strict=True), key=lambda pair: (not pair[1], pair[0][0]))
     tones: list[Tone] = ["open" if differs else "" for _, differs in ordered]
     return (
         [Sheet("environment", "environment", columns, tuple(row for row, _ in ordered), tuple(tones))] if rows else []
@@ -164,8 +164,8 @@ def _case_of(values: dict[str, Any]) -> Case:
 
 def case_values(cell: Cell) -> tuple[Any, ...]:
     """Return the values of the columns of `case_part`; `seq_len`, mask and label are derived from the others."""
-    own = _own_values(cell)
-    return (*own[:_AFTER_LENGTHS], None, *own[_AFTER_LENGTHS:], None, None)
+    values = _own_values(cell)
+    return (*values[:_AFTER_LENGTHS], None, *values[_AFTER_LENGTHS:], None, None)
 
 
 def _own_values(cell: Cell) -> tuple[Any, ...]:
@@ -190,8 +190,8 @@ def duels_sheet(duels: Sequence[Duel], name: str, title: str) -> list[Sheet]:
     if not duels:
         return []
     rows = [
-        (one.a.result.case.label(), one.a.direction, one.a.result.label, one.b.result.label, one.command)
-        for one in duels
+        (duel.a.result.case.label(), duel.a.direction, duel.a.result.label, duel.b.result.label, duel.command)
+        for duel in duels
     ]
     columns = tuple(Column(column, column) for column in ("case", "pass", "a", "b", "command"))
     return [Sheet(name, title, columns, tuple(rows))]
@@ -203,17 +203,17 @@ def about_part(comparison: Comparison) -> dict[str, Any]:
         "metric": str(comparison.metric),
         "sweeps": [
             {
-                "name": one.name,
-                "place": one.place,
-                "records": one.records,
-                "planned": one.planned,
-                "devices": list(one.devices),
-                "torch": list(one.versions),
-                "ended_at": day(one.ended_at),
+                "name": sweep.name,
+                "place": sweep.place,
+                "records": sweep.records,
+                "planned": sweep.planned,
+                "devices": list(sweep.devices),
+                "torch": list(sweep.versions),
+                "ended_at": day(sweep.ended_at),
             }
-            for one in comparison.sweeps
+            for sweep in comparison.sweeps
         ],
-        "differences": [asdict(one) for one in comparison.differences],
+        "differences": [asdict(difference) for difference in comparison.differences],
         "broken": list(comparison.broken),
     }
 
@@ -223,13 +223,13 @@ def head_lines(comparison: Comparison) -> list[str]:
     return [
         ", ".join(
             [
-                f"{one.name}: {counted_of(one.records, one.planned, 'record')}",
-                *one.devices,
-                *(f"torch {version}" for version in one.versions),
-                day(one.ended_at),
+                f"{sweep.name}: {counted_of(sweep.records, sweep.planned, 'record')}",
+                *sweep.devices,
+                *(f"torch {version}" for version in sweep.versions),
+                day(sweep.ended_at),
             ]
         )
-        for one in comparison.sweeps
+        for sweep in comparison.sweeps
     ]
 
 
@@ -251,7 +251,7 @@ def shared_line(shared: dict[str, Any]) -> str:
 
 def differing_notes(comparison: Comparison) -> list[str]:
     """Return a sentence for each difference between the environments."""
-    return [f"environment: {one} (in {one.cells} cells)" for one in comparison.differences]
+    return [f"environment: {difference} (in {difference.cells} cells)" for difference in comparison.differences]
 
 
 def day(seconds: float) -> str:

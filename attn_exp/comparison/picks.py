@@ -50,27 +50,25 @@ def pick(
     """Return the dispatch table of sweeps, which were read from folders.
 
     Only the named `backends` may be picked; without names all that a model can call through SDPA, or with `every` all
-    there are. With `every` cases are as they were measured, those that no call of SDPA has among them.
-
-    Raises:
-        UserError: nothing can be picked, or records are of several environments.
+    there are. With `every` cases are as they were measured, those that no call of SDPA has among them. Raises UserError
+    if nothing can be picked, or records are of several environments.
     """
     left_out = Counter[str]()
-    may = [tuple(one for one in sweep.results if _may(one, backends, left_out, every=every)) for sweep in sweeps]
+    may = [tuple(row for row in sweep.results if _may(row, backends, left_out, every=every)) for sweep in sweeps]
     together = labelled([replace(sweep, results=kept) for sweep, kept in zip(sweeps, may, strict=True)])
     results = results_of(together)
     if where and results:
         cells = chosen(cells_of(results, ChosenMetric()), where)
         results = list({id(cell.result): cell.result for cell in cells}.values())
     notes = [f"{count} records are not in the table: {why}" for why, count in left_out.most_common()]
-    known = sorted({str(one.backend["name"]) for one in results_of(sweeps)})
+    names = sorted({str(result.backend["name"]) for result in results_of(sweeps)})
     for name in backends:
-        if name not in known:
-            raise UserError(f"no record is of {name}: {nearest(name, known)}the backends are {', '.join(known)}")
+        if name not in names:
+            raise UserError(f"no record is of {name}: {nearest(name, names)}the backends are {', '.join(names)}")
     if not results:
         why = f" ({'; '.join(notes)})" if notes else ""
         raise UserError(f"{', '.join(sweep.name for sweep in together)} has nothing to pick from{why}")
-    measured = [one for one in results if one.status == "ok"]
+    measured = [result for result in results if result.status == "ok"]
     if not measured:
         raise UserError(f"{', '.join(sweep.name for sweep in together)} has no record that is ok: see its table.txt")
     fingerprint = _fingerprint(measured)
@@ -84,21 +82,21 @@ def pick(
             notes.append(f"nothing was measured for {mode}: its {direction} has no record that is ok")
             continue
         rivals = compare_rivals(together, cells, metric[mode], spreads, duels_of=lambda: settlements)
-        found = [_bucket(mode, group, metric[mode], spreads) for group in by_group(rivals.rows)]
-        measured_here = [one for one in found if one is not None]
-        if lacking := len(found) - len(measured_here):
-            notes.append(f"{lacking} of {len(found)} cases were not measured well enough for {mode}")
+        per_case = [_bucket(mode, group, metric[mode], spreads) for group in by_group(rivals.rows)]
+        measured_here = [bucket for bucket in per_case if bucket is not None]
+        if lacking := len(per_case) - len(measured_here):
+            notes.append(f"{lacking} of {len(per_case)} cases were not measured well enough for {mode}")
         if not every:
-            measured_here = _once(replace(one, case=normalised(one.case)) for one in measured_here)
+            measured_here = _once(replace(bucket, case=normalised(bucket.case)) for bucket in measured_here)
         buckets += measured_here
     if not buckets:
         raise UserError(f"there is nothing to pick from: {'; '.join(notes)}")
     used = {label for bucket in buckets for label in bucket.times_us}
-    behind = [one for one in measured if one.label in used]
+    behind = [result for result in measured if result.label in used]
     table = DispatchTable(
         made_by=made_by,
         fingerprint=fingerprint,
-        backends={one.label: {key: value for key, value in one.backend.items() if key != "about"} for one in behind},
+        backends={row.label: {key: value for key, value in row.backend.items() if key != "about"} for row in behind},
         rates=_rates(behind),
         buckets=tuple(buckets),
     )
@@ -153,10 +151,10 @@ def _sum(result: Result, halves: Sequence[Cell]) -> Cell:
     if len(values) < len(halves):
         return Cell(result, "step", None, None)
     total = math.fsum(values)
-    known = [cell.half for cell in halves if cell.half is not None]
+    present = [cell.half for cell in halves if cell.half is not None]
     half = (
-        math.hypot(*(value / total * one for value, one in zip(values, known, strict=True)))
-        if len(known) == len(halves)
+        math.hypot(*(value / total * half for value, half in zip(values, present, strict=True)))
+        if len(present) == len(halves)
         else None
     )
     rounds = [cell.rounds for cell in halves if cell.rounds is not None]
@@ -168,11 +166,11 @@ def _bucket(mode: Mode, group: Sequence[Ranking], metric: ChosenMetric, spreads:
     valued = [row for row in group if row.cell.compared]
     if not valued or any(row.may_win for row in group):
         return None
-    found = winners_of(group, metric, spreads)
-    won = found[0].rows if found else tuple(valued)
+    cases = winners_of(group, metric, spreads)
+    won = cases[0].rows if cases else tuple(valued)
     tied = is_tie(won)
     best = min(won, key=lambda row: (row.cell.value or 0.0) * math.exp(row.cell.half or 0.0)) if tied else won[0]
-    lead = found[0].lead if found else None
+    lead = cases[0].lead if cases else None
     return Bucket(
         mode=mode,
         case=best.cell.result.case,
@@ -187,12 +185,12 @@ def _bucket(mode: Mode, group: Sequence[Ranking], metric: ChosenMetric, spreads:
 
 def _once(buckets: Iterable[Bucket]) -> list[Bucket]:
     """Return the buckets, of two that are one call of SDPA (alignments of a dense case) the one with more backends."""
-    found: dict[Case, Bucket] = {}
+    fullest: dict[Case, Bucket] = {}
     for bucket in buckets:
-        there = found.get(bucket.case)
-        if there is None or len(bucket.times_us) > len(there.times_us):
-            found[bucket.case] = bucket
-    return list(found.values())
+        kept = fullest.get(bucket.case)
+        if kept is None or len(bucket.times_us) > len(kept.times_us):
+            fullest[bucket.case] = bucket
+    return list(fullest.values())
 
 
 def _hash(result: Result) -> str:
@@ -205,9 +203,9 @@ def _hash(result: Result) -> str:
 def _fingerprint(results: Sequence[Result]) -> dict[str, str]:
     """Return what the times depend on; raises UserError if the records are of several environments."""
     every: dict[str, dict[str, None]] = defaultdict(dict)
-    packages = {package for one in results for package in about_backend(str(one.backend["name"])).packages}
-    for one in results:
-        for name, value in facts_of(one.device, one.environment, packages).items():
+    packages = {package for result in results for package in about_backend(str(result.backend["name"])).packages}
+    for result in results:
+        for name, value in facts_of(result.device, result.environment, packages).items():
             every[name][value] = None
     for name, values in every.items():
         if len(values) > 1:
@@ -221,9 +219,9 @@ def _fingerprint(results: Sequence[Result]) -> dict[str, str]:
 def _rates(results: Sequence[Result]) -> dict[str, tuple[float, float]]:
     """Return each dtype's FLOP/s and bytes/s: as measured, else of the datasheet."""
     rates: dict[str, tuple[float, float]] = {}
-    for one in results:
-        peak = datasheet_peak(one.device_name)
-        flops = one.ceilings.get("matmul_flops_per_s") or (peak and peak.flops_limit(one.case.dtype))
-        moved = one.ceilings.get("copy_bytes_per_s") or (peak and peak.bytes_per_s)
-        rates.setdefault(one.case.dtype, (float(flops or _SOME_RATES[0]), float(moved or _SOME_RATES[1])))
+    for result in results:
+        peak = datasheet_peak(result.device_name)
+        flops = result.ceilings.get("matmul_flops_per_s") or (peak and peak.flops_limit(result.case.dtype))
+        moved = result.ceilings.get("copy_bytes_per_s") or (peak and peak.bytes_per_s)
+        rates.setdefault(result.case.dtype, (float(flops or _SOME_RATES[0]), float(moved or _SOME_RATES[1])))
     return rates

@@ -47,7 +47,7 @@ class Ranking:
     @property
     def equal(self) -> frozenset[str]:
         """The labels of the backends that duels found equivalent."""
-        return frozenset(label for label, one in self.duels.items() if one.equal)
+        return frozenset(label for label, duel in self.duels.items() if duel.equal)
 
 
 def by_group(rows: Iterable[Ranking]) -> list[list[Ranking]]:
@@ -75,13 +75,13 @@ def ranked(
     of_cell = {id(cell): rival for rival in rivals for cell in rival}
     base = rivals[0] if rivals else []
     if baseline:
-        base = next((rival for rival in rivals if any(is_label(one.result.label, baseline) for one in rival)), [])
+        base = next((rival for rival in rivals if any(is_label(cell.result.label, baseline) for cell in rival)), [])
     close = _among_the_best(rivals, metric, spreads)
     best = {id(cell) for rival in settlements.left(close) for cell in rival}
     rows = []
     for cell in group:
         rival = of_cell.get(id(cell), [])
-        others = [other for other in group if other is not cell]
+        rest = [row for row in group if row is not cell]
         rows.append(
             Ranking(
                 cell,
@@ -90,9 +90,9 @@ def ranked(
                 id(cell) in best,
                 _place(rival, metric) if rival else math.inf,
                 bool(rivals) and _may_win(cell, rivals[0], metric),
-                tuple(other.result.label for other in others if any(other is one for one in rival)),
-                tuple(one.result.label for one in others if same_kernel(cell.result, one.result, cell.direction)),
-                _of_duels(cell, [one for each in close for one in each], settlements),
+                tuple(row.result.label for row in rest if any(row is equal for equal in rival)),
+                tuple(row.result.label for row in rest if same_kernel(cell.result, row.result, cell.direction)),
+                _of_duels(cell, [contender for each in close for contender in each], settlements),
             )
         )
     return rows
@@ -101,15 +101,15 @@ def ranked(
 def _rivals(cells: Sequence[Cell], metric: ChosenMetric, spreads: Spreads) -> list[list[Cell]]:
     """Return the rivals, the best first: a cell, or those of one kernel whose intervals agree."""
 
-    def agree(cell: Cell, other: Cell) -> bool:
-        if not same_kernel(cell.result, other.result, cell.direction):
+    def agree(cell: Cell, second: Cell) -> bool:
+        if not same_kernel(cell.result, second.result, cell.direction):
             return False
-        found = ratio([cell], [other], metric, spreads)
-        return found is not None and (found.low <= 1 <= found.high or abs(found.value - 1) <= MARGIN_FLOOR)
+        gap = ratio([cell], [second], metric, spreads)
+        return gap is not None and (gap.low <= 1 <= gap.high or abs(gap.value - 1) <= MARGIN_FLOOR)
 
     rivals: list[list[Cell]] = []
     for cell in sorted(cells, key=lambda cell: rank(cell, metric)):
-        rival = next((rival for rival in rivals if all(agree(cell, other) for other in rival)), None)
+        rival = next((rival for rival in rivals if all(agree(cell, member) for member in rival)), None)
         if rival is None:
             rivals.append([cell])
         else:
@@ -133,8 +133,8 @@ def _among_the_best(rivals: Sequence[list[Cell]], metric: ChosenMetric, spreads:
     """Return the best rival and those that are too close to it to call."""
     if not rivals:
         return []
-    best, *others = rivals
-    over_best = [(rival, over) for rival in others if (over := ratio(rival, best, metric, spreads)) is not None]
+    best, *rest = rivals
+    over_best = [(rival, over) for rival in rest if (over := ratio(rival, best, metric, spreads)) is not None]
     # A pair that was not measured in turns may contradict the order of those that were.
     worse = worse_than_best([over.p if over.value < 1 else 1.0 for _, over in over_best])
     return [best, *(rival for (rival, _), is_worse in zip(over_best, worse, strict=True) if not is_worse)]
@@ -142,10 +142,10 @@ def _among_the_best(rivals: Sequence[list[Cell]], metric: ChosenMetric, spreads:
 
 def _of_duels(cell: Cell, contenders: Sequence[Cell], settlements: Settlements) -> dict[str, Settled]:
     """Return what duels decided about a cell and others that may be the best, by label."""
-    if not settlements or not any(cell is one for one in contenders):
+    if not settlements or not any(cell is contender for contender in contenders):
         return {}
-    found = ((other.result.label, settlements.over(cell, other)) for other in contenders if other is not cell)
-    return {label: one for label, one in found if one is not None}
+    decided = ((rival.result.label, settlements.over(cell, rival)) for rival in contenders if rival is not cell)
+    return {label: duel for label, duel in decided if duel is not None}
 
 
 def winners(group: Sequence[Ranking]) -> list[Ranking]:
@@ -163,9 +163,9 @@ def is_tie(best: Sequence[Ranking]) -> bool:
     """Return whether several rivals win; names of one kernel, and those that duels found equivalent, are one rival."""
     if not best:
         return False
-    one = {best[0].label, *best[0].same, *best[0].equal}
-    one.update(*(row.same for row in best if row.label in best[0].equal))
-    return any(row.label not in one for row in best)
+    names = {best[0].label, *best[0].same, *best[0].equal}
+    names.update(*(row.same for row in best if row.label in best[0].equal))
+    return any(row.label not in names for row in best)
 
 
 def open_pair(group: Sequence[Ranking]) -> tuple[Ranking, Ranking] | None:
@@ -173,13 +173,13 @@ def open_pair(group: Sequence[Ranking]) -> tuple[Ranking, Ranking] | None:
     best = winners(group)
     if not is_tie(best):
         return None
-    first, *others = best
-    other = next((row for row in others if row.label not in (*first.same, *first.duels)), None)
-    if other is None:
+    first, *rest = best
+    second = next((row for row in rest if row.label not in (*first.same, *first.duels)), None)
+    if second is None:
         return None
     # The same order for both passes, so that one duel serves both.
-    one, two = sorted((first, other), key=lambda row: (row.label, row.cell.result.job))
-    return one, two
+    a, b = sorted((first, second), key=lambda row: (row.label, row.cell.result.job))
+    return a, b
 
 
 def rank(cell: Cell, metric: ChosenMetric) -> float:

@@ -50,12 +50,11 @@ class Mean:
 def means(rows: Sequence[Ranking], labels: Sequence[str], by: Sequence[str], metric: ChosenMetric) -> tuple[Mean, ...]:
     """Return the means over all cases, or over those of each combination of the fields in `by`.
 
-    Raises:
-        UserError: `by` names an unknown field.
+    Raises UserError if `by` names an unknown field.
     """
     cells = [row.cell for row in rows]
-    known = fields(cells) if by else {}
-    getters = [getter(name, known, "by=") for name in by]
+    getters_of = fields(cells) if by else {}
+    getters = [getter(name, getters_of, "by=") for name in by]
     # A group has one case, so its first cell has the value of every field that is not the backend's own.
     groups: dict[tuple[tuple[Any, ...], str], dict[int, dict[str, Ranking]]] = defaultdict(lambda: defaultdict(dict))
     for row in rows:
@@ -168,10 +167,8 @@ def compare_rivals(
 ) -> Rivals:
     """Rank the backends of one or several sweeps by the selected cells.
 
-    Duels may have decided differences in a time or rate that the cells leave open; `duels_of` reads them.
-
-    Raises:
-        UserError: there is no such baseline.
+    Duels may have decided differences in a time or rate that the cells leave open; `duels_of` reads them. Raises
+    UserError if there is no such baseline.
     """
     labels = sorted({cell.result.label for cell in cells})
     if baseline is not None and not any(is_label(label, baseline) for label in labels):
@@ -227,16 +224,16 @@ def _ties(rows: Sequence[Ranking], metric: ChosenMetric) -> tuple[Duel, ...]:
     if not metric.settled_by_duels:
         return ()
     pairs = [pair for group in by_group(rows) if (pair := open_pair(group)) is not None]
-    found = list(zip(duels([(one.cell, two.cell) for one, two in pairs]), pairs, strict=True))
+    open_duels = list(zip(duels([(row.cell, rival.cell) for row, rival in pairs]), pairs, strict=True))
     stakes: dict[str, float] = defaultdict(float)
-    for duel, (one, two) in found:
-        stakes[duel.command] += abs(gain(one.cell, two.cell, metric) or 0.0)
+    for duel, (row, rival) in open_duels:
+        stakes[duel.command] += abs(gain(row.cell, rival.cell, metric) or 0.0)
 
     def least_at_stake(each: tuple[Duel, tuple[Ranking, Ranking]]) -> tuple[float, float]:
         # Stakes within a tenth of a percent are sorted by size: a longer call is measured more precisely.
         return -round(stakes[each[0].command], 3), -(each[0].a.value or 0.0)
 
-    return tuple(duel for duel, _ in sorted(found, key=least_at_stake))
+    return tuple(duel for duel, _ in sorted(open_duels, key=least_at_stake))
 
 
 def _apart(groups: Sequence[Sequence[Cell]]) -> list[str]:

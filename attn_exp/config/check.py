@@ -88,7 +88,7 @@ def _unknown_option(text: str) -> str | None:
     return f"{match[1]} does not exist" if match else None
 
 
-# What other benchmarks and PyTorch call it, and nothing here is called alike.
+# The names of other benchmarks and of PyTorch; nothing here is called alike.
 _ROUNDS = "write stopping=quick or stopping=thorough, or stopping.min_rounds=5"
 _OWN = "attention with one is a function of your own: attn_exp.time(function, q, k, v, reference=...)"
 _MEANT = {"iters": _ROUNDS, "warmup": _ROUNDS, "attn_mask": _OWN, "dropout": _OWN}
@@ -179,8 +179,7 @@ _CLOSED = ("model", "dtype", "inputs", "compile", "timer", "tracker", "isolation
 def check_keys(config: Mapping[str, Any]) -> None:
     """Raise UserError for a key that is not declared and that no `${...}` in the configuration refers to.
 
-    Args:
-        config: the whole configuration as an unresolved dictionary, without its `hydra` node.
+    `config` is the whole configuration as an unresolved dictionary, without its `hydra` node.
     """
     for group in (*_CLOSED, "backend"):
         if isinstance(config.get(group), list):

@@ -26,10 +26,8 @@ _LONGEST_VARIED = 40
 def resolved_config(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Return a composed configuration as a dictionary without `${...}` and without Hydra's node.
 
-    If it has values of environment variables, `from_environment` has how those were written, by dotted key.
-
-    Raises:
-        UserError: an interpolation cannot be resolved, nothing reads a key, or two that were typed disagree.
+    If it has values of environment variables, `from_environment` has how those were written, by dotted key. Raises
+    UserError if an interpolation cannot be resolved, nothing reads a key, or two that were typed disagree.
     """
     names = [str(name) for name in config if name != "hydra"]
     # Only where it is needed: a masked copy takes longer than everything else here.
@@ -121,8 +119,7 @@ def prepare_hydra(sweep: str, overrides: Sequence[str] = ()) -> None:
 def compose_config(overrides: Sequence[str], sweep: str, own: Path | None = None) -> DictConfig:
     """Return the configuration that `attn-exp run` composes from these overrides; `own` is `--config-dir`.
 
-    Raises:
-        UserError: a mistake in the overrides or in a file.
+    Raises UserError for a mistake in the overrides or in a file.
     """
     from hydra import compose, initialize_config_dir
 

@@ -36,10 +36,8 @@ _PLACES = (
 def hydra_main(arguments: Sequence[str], task: TaskFunction, sweep: str) -> None:
     """Do what the arguments ask for: call `task` once, sweep over it, or print help, a configuration or completions.
 
-    `sweep` is the sweep's name unless the arguments have one.
-
-    Raises:
-        UserError: a mistake in the arguments or in a configuration, in one sentence.
+    `sweep` is the sweep's name unless the arguments have one. Raises UserError for a mistake in the arguments or in a
+    configuration, in one sentence.
     """
     parser = get_args_parser()
     parser.error = _refuse  # type: ignore[method-assign]

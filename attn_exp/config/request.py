@@ -44,8 +44,7 @@ _INSIDE = (("timer", "name"), ("timer", "also"), ("dtype", "name"), ("inputs", "
 def chosen_profilers(config: dict[str, Any]) -> tuple[dict[str, Any], ...]:
     """Return the options of each chosen profiler, with its `name` and `_target_`.
 
-    Raises:
-        UserError: a profiler has no class, a wrong option, or a name that cannot name a folder.
+    Raises UserError if a profiler has no class, a wrong option, or a name that cannot name a folder.
     """
     # Hydra leaves the key out for `profiler=[]`.
     chosen = config.get("profiler") or {}
@@ -77,8 +76,7 @@ def _checked(name: str, options: Any) -> dict[str, Any]:
 def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
     """Return the request that a resolved configuration describes; `device=auto` may use the `gpus`.
 
-    Raises:
-        UserError: it cannot be measured as typed.
+    Raises UserError if it cannot be measured as typed.
     """
     _check_whole(config)
     # First: a variable of the environment is not told as an option that does not exist.
@@ -153,8 +151,8 @@ def resolve_device(device: str, gpus: list[GpuInfo]) -> tuple[str, list[GpuInfo]
         raise UserError(f"device={device} is none of auto, cpu, cuda, cuda:N")
     index = int(match[1])
     if index >= len(gpus):
-        there = f"cuda:0 to cuda:{len(gpus) - 1}" if gpus else "none"
-        raise UserError(f"device={device} is not there; the GPUs here: {there}, use device=auto or device=cpu")
+        indices = f"cuda:0 to cuda:{len(gpus) - 1}" if gpus else "none"
+        raise UserError(f"device={device} is not there; the GPUs here: {indices}, use device=auto or device=cpu")
     return "cuda", [gpus[index]]
 
 
@@ -172,8 +170,8 @@ def _chosen_backend(config: dict[str, Any]) -> dict[str, Any]:
     if declared is not None:
         for option in sorted(backend.keys() - {"_target_", "name"} - declared):
             near = nearest(option, declared)
-            there = f"its options are {', '.join(sorted(declared))}" if declared else "it has none"
-            raise UserError(f"backend={backend['name']} has no option '{option}': {near or there}".rstrip())
+            choices = f"its options are {', '.join(sorted(declared))}" if declared else "it has none"
+            raise UserError(f"backend={backend['name']} has no option '{option}': {near or choices}".rstrip())
     return backend
 
 
@@ -208,15 +206,15 @@ def _check_keys(key: str, tree: Any) -> None:
 
 
 def _measuring(config: dict[str, Any], device: str) -> Measuring:
-    known, name, target = timers(), str(config["timer"]["name"]), config["timer"].get("_target_")
+    choices, name, target = timers(), str(config["timer"]["name"]), config["timer"].get("_target_")
     if target is not None:
         check_name("timer.name", name)
-        if name in known and target != known[name].target:
+        if name in choices and target != choices[name].target:
             raise UserError(f"timer.name={name} is a timer of attn_exp: give your own timer another name")
-        known = {name: timer_choice(config["timer"])} | known
+        choices = {name: timer_choice(config["timer"])} | choices
     chooses = config["timer"].get("chooses")
     timer = chooses.get(device, name) if isinstance(chooses, dict) else name
-    here = [one.name for one in known.values() if device in one.devices]
+    here = [entry.name for entry in choices.values() if device in entry.devices]
     if timer not in here:
         where = "a GPU" if device == "cuda" else "the CPU"
         raise UserError(f"timer={name} does not measure on {where}: use timer=auto, or one of {', '.join(here)}")
@@ -230,9 +228,9 @@ def _measuring(config: dict[str, Any], device: str) -> Measuring:
     also = config["timer"]["also"]
     if not isinstance(also, list):
         raise UserError(f"timer.also={also} is no list of timers: write timer.also=[] or timer.also=[event]")
-    for other in also:
-        if other not in list(known):
-            raise UserError(f"timer.also has {other!r}: {nearest(str(other), here)}the timers are {', '.join(here)}")
+    for extra in also:
+        if extra not in list(choices):
+            raise UserError(f"timer.also has {extra!r}: {nearest(str(extra), here)}the timers are {', '.join(here)}")
     values, kinds = str(config["inputs"]["name"]), input_kinds()
     if values not in kinds:
         near = nearest(values, kinds)
@@ -244,7 +242,7 @@ def _measuring(config: dict[str, Any], device: str) -> Measuring:
         )
     fields = {
         "timer": timer,
-        "also": tuple(other for other in also if other in here and other != timer),
+        "also": tuple(extra for extra in also if extra in here and extra != timer),
         "passes": tuple(direction for direction in PASSES if direction in passes),
         "seed": config["seed"],
         "regime": config["regime"],
@@ -276,8 +274,8 @@ def _measuring(config: dict[str, Any], device: str) -> Measuring:
     if not 0 < measuring.precision < 1:
         raise UserError(f"stopping.precision={measuring.precision} is not between 0 and 1")
     if not 2 <= measuring.min_rounds <= measuring.max_rounds <= 10_000:
-        given = f"stopping.min_rounds={measuring.min_rounds} stopping.max_rounds={measuring.max_rounds}"
-        raise UserError(f"{given} cannot be met: set 2 <= min_rounds <= max_rounds <= 10000")
+        rounds = f"stopping.min_rounds={measuring.min_rounds} stopping.max_rounds={measuring.max_rounds}"
+        raise UserError(f"{rounds} cannot be met: set 2 <= min_rounds <= max_rounds <= 10000")
     if not 0 <= measuring.budget_s <= 3600:
         raise UserError(f"stopping.budget_s={measuring.budget_s} is not between 0 and 3600 seconds")
     return measuring

@@ -137,10 +137,8 @@ def timer_choice(options: Mapping[str, Any]) -> TimerChoice:
 def timer_of(name: str, chosen: Mapping[str, Any]) -> TimerChoice:
     """Return a request's timer by its name in the records.
 
-    The `timer` node of the configuration, `chosen`, describes one that does not come with the package.
-
-    Raises:
-        ValueError: no such timer.
+    The `timer` node of the configuration, `chosen`, describes one that does not come with the package. Raises
+    ValueError if there is no such timer.
     """
     if name in timers():
         return timers()[name]

@@ -39,9 +39,8 @@ def _choices(group: str) -> dict[str, Path]:
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML file of the configuration once; every caller gets the same dictionary and must not change it.
 
-    Raises:
-        OSError: the file cannot be read.
-        msgspec.DecodeError: it is no YAML, or no mapping at its top (msgspec.ValidationError).
+    Raises OSError if the file cannot be read, and msgspec.DecodeError if it is no YAML, or no mapping at its top
+    (msgspec.ValidationError).
     """
     # Imported here because `--help` of a command reads no YAML. msgspec uses libyaml if it is installed, which is ten
     # times as fast as Python's own parser. Some forty files are read at every start.

@@ -13,7 +13,7 @@ import msgspec
 
 # The errors that decoding a foreign file may raise, also for endless nesting.
 NOT_DECODED = (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError)
-# Of names of folders, in characters.
+# The longest name of a folder, in characters.
 _LONGEST = 101
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 

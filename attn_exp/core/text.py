@@ -32,12 +32,12 @@ def word(value: Any) -> str:
 def unique_labels(labels: Sequence[str], options: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return unique labels: where one stands for several sets of (flat) options, add the options that differ."""
     sets: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for label, own in zip(labels, options, strict=True):
-        sets.setdefault(label, {}).setdefault(json.dumps(own, sort_keys=True), own)
-    several = {label: _differing(list(own.values())) for label, own in sets.items() if len(own) > 1}
+    for label, chosen in zip(labels, options, strict=True):
+        sets.setdefault(label, {}).setdefault(json.dumps(chosen, sort_keys=True), chosen)
+    varied = {label: _differing(list(distinct.values())) for label, distinct in sets.items() if len(distinct) > 1}
     return [
-        f"{label}({_typed(own, several[label])})" if label in several else label
-        for label, own in zip(labels, options, strict=True)
+        f"{label}({_typed(chosen, varied[label])})" if label in varied else label
+        for label, chosen in zip(labels, options, strict=True)
     ]
 
 
@@ -54,7 +54,7 @@ WIDTH = 120
 SHORT = {"forward": "fwd", "backward": "bwd", "step": "step"}
 
 
-# Of a value with a wider interval, two digits are known; one above the second was not measured well enough.
+# Two digits of a value with a wider interval are known; one above the second was not measured well enough.
 _TWO_DIGITS, _UNKNOWN = 0.1, 0.25
 
 

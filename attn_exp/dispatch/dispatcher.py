@@ -84,8 +84,8 @@ class Dispatcher(AbstractContextManager["Dispatcher"]):
         self._replaced: list[Any] = []
         if self._on_gpu:
             # PyTorch sets its own order, cuDNN first on Hopper, when it first chooses; it would replace ours then.
-            one = torch.zeros(1, 1, 1, 8, dtype=torch.float16, device="cuda")
-            torch._fused_sdp_choice(one, one, one)
+            tensor = torch.zeros(1, 1, 1, 8, dtype=torch.float16, device="cuda")
+            torch._fused_sdp_choice(tensor, tensor, tensor)
 
     def attention(
         self,
@@ -165,15 +165,14 @@ class Dispatcher(AbstractContextManager["Dispatcher"]):
         try:
             case = Case(**{"align": "top_left", **fields, **sizes})
         except TypeError as error:
-            said = str(error).partition(" ")[2]
-            raise UserError(f"a shape {said}: give batch, q_heads, q_len, head_dim and dtype") from error
+            complaint = str(error).partition(" ")[2]
+            raise UserError(f"a shape {complaint}: give batch, q_heads, q_len, head_dim and dtype") from error
         return self._chooser.choice(case, mode)
 
     def register(self, name: str = "attn_exp") -> str:
         """Give the attention to transformers, for `from_pretrained(..., attn_implementation=NAME)`; return the name.
 
-        Raises:
-            UserError: transformers is not installed, or too old for an AttentionInterface.
+        Raises UserError if transformers is not installed, or too old for an AttentionInterface.
         """
         from attn_exp.dispatch.transformers import register
 
@@ -199,7 +198,7 @@ class Dispatcher(AbstractContextManager["Dispatcher"]):
     ) -> torch.Tensor:  # fmt: skip
         """Do the same as `attention` in the words that Dynamo traces."""
         # The index of a size that Dynamo holds as a symbol is its number, by which the graph is guarded.
-        shapes = [tuple([operator.index(size) for size in one.shape]) for one in (query, key, value)]
+        shapes = [tuple([operator.index(size) for size in tensor.shape]) for tensor in (query, key, value)]
         name = self._name(*shapes, query.dtype, trains, heads_inside, is_causal, scale, enable_gqa)
         if name == _DEFAULT:
             return _SDPA(query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
@@ -260,8 +259,8 @@ class Dispatcher(AbstractContextManager["Dispatcher"]):
     def _ordered(self, choice: Choice) -> list[str]:
         """Return the chosen label, and then the others of its bucket, the fastest first."""
         times = choice.bucket.times_us if choice.bucket is not None else {}
-        others = sorted((label for label in times if label in self._usable), key=lambda label: times[label])
-        return list(dict.fromkeys([label for label in (choice.label, *others) if label is not None]))
+        slower = sorted((label for label in times if label in self._usable), key=lambda label: times[label])
+        return list(dict.fromkeys([label for label in (choice.label, *slower) if label is not None]))
 
     def _backend(self, label: str) -> Backend:
         if label not in self._backends:
@@ -272,9 +271,9 @@ class Dispatcher(AbstractContextManager["Dispatcher"]):
         """Return SDPA with an order of its backends; those behind the first are for shapes that it refuses."""
         rest = (SDPBackend.MATH,) if self._device == "cpu" else _FALLBACKS
         order = list(dict.fromkeys((*first, *rest)))
-        name = "_".join([_ORDER, *(one.name for one in order)])
+        name = "_".join([_ORDER, *(choice.name for choice in order)])
         setattr(self._traceable, name, order)
-        numbers = [int(one) for one in order]
+        numbers = [int(choice) for choice in order]
         return _Call(name=name, order=tuple(order), numbers=numbers, flash=SDPBackend.FLASH_ATTENTION in order)
 
     def _function(self, backend: Backend, case: Case, mode: Mode) -> _Call:
@@ -291,7 +290,7 @@ class Dispatcher(AbstractContextManager["Dispatcher"]):
     def _warn(self, case: Case, choice: Choice) -> None:
         """Say once of each way to lie beyond the measured shapes that a nearest shape's pick is called."""
         assert choice.bucket is not None
-        ways = tuple(said.rpartition(" (")[0].rpartition(" ")[0] for said in choice.beyond)
+        ways = tuple(way.rpartition(" (")[0].rpartition(" ")[0] for way in choice.beyond)
         if ways not in self._warned:
             self._warned.add(ways)
             nearest = f"what was picked for {choice.bucket.case.label()} is called, {choice.label}"

@@ -14,8 +14,7 @@ _OTHERS = ("softcap", "position_bias", "cache")
 def register(attention: Callable[..., torch.Tensor], name: str) -> str:
     """Register an attention with SDPA's arguments under a name, with the masks that transformers makes for SDPA.
 
-    Raises:
-        UserError: transformers is not installed, or too old for an AttentionInterface.
+    Raises UserError if transformers is not installed, or too old for an AttentionInterface.
     """
     try:
         from transformers import AttentionInterface, AttentionMaskInterface

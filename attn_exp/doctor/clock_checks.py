@@ -117,7 +117,7 @@ def sleep_is_linear(bench: Bench) -> Finding:
     steps = zip(pairwise(times), pairwise(cycles), strict=True)
     slopes = [(high - low) / (more - less) for (low, high), (less, more) in steps]
     slope = (times[-1] - times[0]) / (cycles[-1] - cycles[0])
-    bend = max(abs(one / slope - 1) for one in slopes)
+    bend = max(abs(step / slope - 1) for step in slopes)
     seen = f"bends by {100 * bend:.2f} % (limit 1), slope {1 / slope:.0f} MHz"
     clock = bench.machine.environment.get("max_sm_clock_mhz")
     off = abs(1 / slope / clock - 1) if clock else 0.0
@@ -157,10 +157,10 @@ def twice_the_work_takes_twice_as_long(bench: Bench) -> Finding:
         _, small = attention(device, batch=batch, length=length, heads=heads)
         _, large = attention(device, batch=larger_batch, length=larger_length, heads=heads)
         # With rest before every block: otherwise only the longer call would reach the power cap.
-        one, two = side_by_side(bench, small.forward, large.forward, rests=on_gpu)
+        once, doubled = side_by_side(bench, small.forward, large.forward, rests=on_gpu)
         # Other programs on a CPU only add to a time.
         typical = statistics.median if on_gpu else min
-        ratios.append(typical(two) / typical(one))
+        ratios.append(typical(doubled) / typical(once))
     by_batch, by_length = ratios
     limit_batch, limit_length = (0.03, 0.2) if on_gpu else (0.5, 1.5)
     passed = abs(by_batch - 2) <= limit_batch and abs(by_length - 4) <= limit_length
@@ -278,7 +278,7 @@ def a_plain_loop_takes_as_long(bench: Bench) -> Finding:
                 return Finding("a plain loop takes as long", False, f"{record.status}: {record.reason}")
             plain_us = plain_us or _loop_us(bench, calls.forward)
             turns.append((record.metrics["forward/time_us"], plain_us))
-        ours, plain = (statistics.fmean(several) for several in zip(*turns, strict=True))
+        ours, plain = (statistics.fmean(times) for times in zip(*turns, strict=True))
         passed &= abs(ours / plain - 1) <= 0.01
         seen.append(
             f"{batch} x 8,192: {ours:,.0f} us, a loop {plain:,.0f}, {100 * (ours / plain - 1):+.2f} % (limit 1)"

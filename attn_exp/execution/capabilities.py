@@ -29,8 +29,7 @@ _WIDTHS = {"backend": 16, "version": 12, "about": 46, "can compute": 40}
 def ask(job: Request | None, own_choices: Path | None = None) -> list[dict[str, Any]]:
     """Ask all backends, also those of `--config-dir`, in a child process, which imports torch and their packages.
 
-    Raises:
-        UserError: a file does not describe a backend, or a backend ends the process.
+    Raises UserError if a file does not describe a backend, or a backend ends the process.
     """
     folders = [folder / "backend" for folder in (conf_folder(), own_choices) if folder]
     configs = [configured(path) for folder in folders for path in sorted(folder.glob("*.yaml"))]
@@ -70,8 +69,7 @@ def _asked(backends: Sequence[dict[str, Any]], jobs: Sequence[Request | None]) -
 def answer_of(module: str, question: Any) -> bytes:
     """Return what a module of the worker's answers to a question, both as JSON; it may import torch.
 
-    Raises:
-        UserError: it ended without an answer.
+    Raises UserError if it ended without an answer.
     """
     try:
         ran = subprocess.run(

@@ -109,11 +109,8 @@ def open_context(
     """Make the folder of a sweep or duel and open its tracker.
 
     A sweep continues in a folder that exists, a duel never does. `options` are the resolved configuration of its first
-    job, and `command` the command line as typed, without secrets.
-
-    Raises:
-        UserError: the isolation or the tracker does not exist, the folder or the store cannot be written, or another
-            command is running the sweep.
+    job, and `command` the command line as typed, without secrets. Raises UserError if the isolation or the tracker does
+    not exist, the folder or the store cannot be written, or another command is running the sweep.
     """
     make_isolation(isolation_options(options), run_folder)
     # A caller from Python needs it, too.

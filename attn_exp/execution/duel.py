@@ -37,7 +37,7 @@ from attn_exp.results.table import time_text
 BUSY_MARGIN = 0.25
 # The budget of each pass: a duel may take longer than a job of a sweep, in order to decide.
 BUDGET_S = 5
-# Where a process's memory lies makes its calls faster or slower by nearly 1 %: so many share the rounds.
+# The addresses of a process's memory make its calls faster or slower by nearly 1 %: so many share the rounds.
 PROCESSES = 4
 
 
@@ -51,8 +51,8 @@ def compare_pairs(records: Sequence[Record], direction: str, margin: float) -> l
     if not interference(records):
         return compare_all(medians, margin)
     return [
-        one if one.low >= one.margin or one.high <= _below(one.margin) else replace(one, verdict="undecided")
-        for one in compare_all(medians, max(margin, BUSY_MARGIN))
+        pair if pair.low >= pair.margin or pair.high <= _below(pair.margin) else replace(pair, verdict="undecided")
+        for pair in compare_all(medians, max(margin, BUSY_MARGIN))
     ]
 
 
@@ -76,16 +76,13 @@ def run_duel(
     """Measure the rivals, and print the verdicts on each pair by pass; return whether there are any, or a dry run.
 
     `rivals` are the overrides of each rival by its letter, `shared` those of all, and `arguments` the command line as
-    typed, for `command.txt`.
-
-    Raises:
-        UserError: a choice does not exist, or the folder cannot be written.
+    typed, for `command.txt`. Raises UserError if a choice does not exist, or the folder cannot be written.
     """
     name = new_sweep_name("duel-")
     gpus = visible_gpus()
     configs = {
-        letter: compose_config([*own, f"stopping.budget_s={BUDGET_S}", *shared], name, own_choices)
-        for letter, own in rivals.items()
+        letter: compose_config([*choices, f"stopping.budget_s={BUDGET_S}", *shared], name, own_choices)
+        for letter, choices in rivals.items()
     }
     resolved = {letter: resolved_config(config, [*rivals[letter], *shared]) for letter, config in configs.items()}
     requests = [_request(letter, config, gpus) for letter, config in resolved.items()]
@@ -140,8 +137,8 @@ def _finish(context: SweepContext, records: Sequence[Record], line: LiveLine) ->
     say(text)
     verdicts = {
         direction: [
-            asdict(one) | {"a": measured[one.a].request.label, "b": measured[one.b].request.label}
-            for one in comparisons
+            asdict(pair) | {"a": measured[pair.a].request.label, "b": measured[pair.b].request.label}
+            for pair in comparisons
         ]
         for direction, comparisons in by_pass.items()
     }
@@ -160,17 +157,17 @@ def _measure(
     on_gpu = [replace(request, gpu_uuid=context.gpu_uuid) for request in requests]
     write_whole(context.folder / DUEL_NAME, msgspec.yaml.encode(on_gpu))
     queue = JobQueue(isolation, context.folder, context.gpu_uuid)
-    found: list[list[Record]] = [[] for _ in requests]
+    parts_of: list[list[Record]] = [[] for _ in requests]
     going = list(range(len(requests)))
-    while going and len(found[going[0]]) < PROCESSES:
+    while going and len(parts_of[going[0]]) < PROCESSES:
         for number in going:
             remove(context.folder / requests[number].job / FILE_NAME)
         queue.submit([_part(requests[number]) for number in going])
         for number in going:
-            found[number].append(queue.record(queue.wait(lambda stage, folder: line.stage(stage))))
+            parts_of[number].append(queue.record(queue.wait(lambda stage, folder: line.stage(stage))))
         isolation.close()
-        going = [number for number in going if found[number][-1].status == "ok"]
-    records = [replace(joined(parts), request=request) for parts, request in zip(found, on_gpu, strict=True)]
+        going = [number for number in going if parts_of[number][-1].status == "ok"]
+    records = [replace(joined(parts), request=request) for parts, request in zip(parts_of, on_gpu, strict=True)]
     for record in records:
         write_record(record, context.folder / record.request.job)
     return records
@@ -192,14 +189,14 @@ def joined(parts: Sequence[Record]) -> Record:
     most = last.request.measuring.max_rounds
     for direction in passes if last.status == "ok" else ():
         whole, *further = (part.passes[direction].timings[0] for part in parts)
-        for index, one in enumerate(further, 1):
+        for index, timing in enumerate(further, 1):
             whole = replace(
                 whole,
-                times_us=whole.times_us + one.times_us,
-                rounds=whole.rounds + tuple(most * index + number for number in one.rounds),
-                blocks=whole.blocks + tuple((most * index + at, begin, end) for at, begin, end in one.blocks),
-                clocks_mhz=whole.clocks_mhz + one.clocks_mhz,
-                uncounted=whole.uncounted + one.uncounted,
+                times_us=whole.times_us + timing.times_us,
+                rounds=whole.rounds + tuple(most * index + number for number in timing.rounds),
+                blocks=whole.blocks + tuple((most * index + at, begin, end) for at, begin, end in timing.blocks),
+                clocks_mhz=whole.clocks_mhz + timing.clocks_mhz,
+                uncounted=whole.uncounted + timing.uncounted,
             )
         passes[direction] = replace(passes[direction], timings=(whole, *passes[direction].timings[1:]), paired=None)
         metrics |= pass_metrics(
@@ -245,7 +242,7 @@ def report(records: Sequence[Record], by_pass: dict[str, list[PairedComparison]]
     for direction, comparisons in by_pass.items():
         lines += [f"{direction:<9} {verdict_line(records, comparison)}" for comparison in comparisons]
     flags = interference(records)
-    if not flags and any(one.verdict == "undecided" for comparisons in by_pass.values() for one in comparisons):
+    if not flags and any(pair.verdict == "undecided" for comparisons in by_pass.values() for pair in comparisons):
         lines.append("undecided: stopping.max_rounds and stopping.budget_s allow more rounds")
     for flag in flags:
         lines.append(f"{flag}: {FLAGS[flag][1]}, so only intervals beyond the margin count")

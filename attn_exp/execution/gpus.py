@@ -32,8 +32,7 @@ class Lease:
 def lease(gpus: list[GpuInfo], waiting: Callable[[str], None], limit_s: float = WAIT_S) -> Lease:
     """Lease the first free GPU; if all are taken, say so through `waiting` and wait for the first one.
 
-    Raises:
-        UserError: it is still taken after `limit_s`, or something else is in the place of its lock's file.
+    Raises UserError if it is still taken after `limit_s`, or something else is in the place of its lock's file.
     """
     free = try_lease(gpus)
     if free is not None:

@@ -43,8 +43,7 @@ class InProcess:
 def make_isolation(config: Mapping[str, Any], run_folder: RunFolder | None = None) -> Worker | InProcess:
     """Return the isolation that a configuration asks for; without `run_folder` it cannot be this process.
 
-    Raises:
-        UserError: there is no such isolation, or a time limit or a name of a variable is invalid.
+    Raises UserError if there is no such isolation, or a time limit or a name of a variable is invalid.
     """
     timeout_s = _limit("isolation.timeout_s", config.get("timeout_s"))
     profiler_timeout_s = _limit("profiler_timeout_s", config.get("profiler_timeout_s"))

@@ -82,8 +82,7 @@ class JobQueue:
     def submit(self, requests: Sequence[Request], beside: str | None = None) -> None:
         """Hand over jobs that are measured in turns, beside a job of this name that has a record.
 
-        Raises:
-            UserError: a job's folder is a link to somewhere outside the sweep's folder.
+        Raises UserError if a job's folder is a link to somewhere outside the sweep's folder.
         """
         self._groups += 1
         folders = [self._made(request) for request in requests]

@@ -47,9 +47,8 @@ class Replayed:
 def replay(folder: Path, runs_of: "Callable[[SweepInfo], Runs]") -> Replayed:
     """Store the records of the sweep in a folder that the store does not have.
 
-    Raises:
-        UserError: there is no record in the folder, or it is a duel's, or the store's location is invalid.
-        Exception: the store cannot be opened.
+    Raises UserError if there is no record in the folder, or it is a duel's, or the store's location is invalid, and any
+    Exception if the store cannot be opened.
     """
     if (folder / DUEL_NAME).is_file():
         raise UserError(f"{folder.name} is a duel, and MLflow has sweeps: attn-exp compare SWEEP counts it")

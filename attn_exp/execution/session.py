@@ -139,10 +139,10 @@ class Session:
         """
         if self._fastest is None:
             self._fastest = {}
-            for one in read_folder(self.opened.folder, may_be_empty=True).results:
-                if one.status == "ok" and one.method_version == METHOD_VERSION:
-                    key = one.device, one.case, one.measuring
-                    self._note(key, one.job, one.environment.get("gpu_uuid"), _time_us(one.metrics, one.measuring))
+            for done in read_folder(self.opened.folder, may_be_empty=True).results:
+                if done.status == "ok" and done.method_version == METHOD_VERSION:
+                    key = done.device, done.case, done.measuring
+                    self._note(key, done.job, done.environment.get("gpu_uuid"), _time_us(done.metrics, done.measuring))
         _, job, gpu_uuid = self._fastest.get(requests[0].turns_key, (math.inf, None, None))
         same_card = gpu_uuid == self.opened.gpu_uuid
         return job if same_card and all(request.job != job for request in requests) else None
@@ -242,8 +242,8 @@ class Session:
 
     def resume_command(self) -> str:
         """Return the command that finishes this sweep."""
-        given = [argument for argument in self._arguments if override_key(argument) != "sweep"]
-        return _command([*given, f"sweep={self.opened.name}"])
+        words = [argument for argument in self._arguments if override_key(argument) != "sweep"]
+        return _command([*words, f"sweep={self.opened.name}"])
 
     @property
     def opened(self) -> SweepContext:
@@ -255,32 +255,30 @@ class Session:
         """Wait until no more than `ahead` cases are queued; return the last record. `stop_on` may end the sweep."""
         record = None
         while queue.waiting > ahead:
-            # What was measured in turns is kept whole before a sweep ends.
+            # Rivals that were measured in turns are kept whole before a sweep ends.
             ended, waiting = list[Record](), queue.waiting
             while queue.waiting == waiting:
-                others = len(queue.in_turns) - 1
+                rivals = len(queue.in_turns) - 1
                 with self.writing():
                     record = queue.record(queue.wait(self._stage))
-                self.finish(record, others)
+                self.finish(record, rivals)
                 ended.append(record)
             if queue.waiting:
                 self._running(queue)
-            for one in ended:
-                self._halt(one)
+            for done in ended:
+                self._halt(done)
         return record
 
     def _stage(self, stage: str, folder: Path | None) -> None:
         """Show what is done, and of which of several jobs."""
         assert self._queue is not None
-        several = self._queue.in_turns
-        name = (
-            "" if len(several) < 2 else f"{len(several)} in turns" if folder is None else several.get(folder.name, "")
-        )
+        jobs = self._queue.in_turns
+        name = "" if len(jobs) < 2 else f"{len(jobs)} in turns" if folder is None else jobs.get(folder.name, "")
         self.progress.line.stage(f"{stage} {name}".rstrip())
 
-    def finish(self, record: Record, others: int = 0) -> None:
+    def finish(self, record: Record, rivals: int = 0) -> None:
         """Count a job that has ended, with so many others of its turns, and log it."""
-        self.progress.finished(record, others)
+        self.progress.finished(record, rivals)
         self._note_record(record)
         self.lost += not record.final
         for name, profile in record.profiles.items():

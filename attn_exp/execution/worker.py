@@ -95,9 +95,9 @@ class Worker:
         self._phase, self._since = "start", 0.0
         self._oom_kills = 0
 
-    def takes(self, other: "Worker") -> bool:
-        """Return whether a worker that was started with the options of `other` can be used instead of this one."""
-        return self.reuse and other.reuse and (self.variables, self.python) == (other.variables, other.python)
+    def takes(self, worker: "Worker") -> bool:
+        """Return whether a worker that was started with the options of `worker` can be used instead of this one."""
+        return self.reuse and worker.reuse and (self.variables, self.python) == (worker.variables, worker.python)
 
     def start(self) -> None:
         """Start the process; it imports torch while the parent goes on."""
@@ -183,9 +183,9 @@ class Worker:
             if line is None:
                 self._died(process, run)
                 return
-            if (found := _word(line, run)) is None:
+            if (message := _word(line, run)) is None:
                 continue
-            word, folder = found
+            word, folder = message
             if word in (*_STAGES, "profile"):
                 run.at = folder
                 stage(word, folder)
@@ -230,20 +230,20 @@ class Worker:
         That is whoever was at work, or all if it happened in their turns.
         """
         suspects = run.folders if run.at is None else [folder for folder in run.folders if folder == run.at]
-        others = [folder for folder in run.folders if folder not in suspects]
+        innocent = [folder for folder in run.folders if folder not in suspects]
         self._trials += 1
         for folder in reversed(suspects):
             self._add([folder], run.beside, apart=True, first=True, trial=self._trials)
-        if others:
-            self._add(others, run.beside, apart=run.apart, first=True)
+        if innocent:
+            self._add(innocent, run.beside, apart=run.apart, first=True)
 
     def _acquit(self, run: _Run) -> None:
         """Let the other suspects of a trial take turns again, since one that was alone is to blame."""
-        rest = [other for other in self._runs if run.trial and other.trial == run.trial]
-        for other in rest:
-            self._runs.remove(other)
+        rest = [suspect for suspect in self._runs if run.trial and suspect.trial == run.trial]
+        for suspect in rest:
+            self._runs.remove(suspect)
         if rest:
-            folders = [folder for other in rest for folder in other.folders]
+            folders = [folder for suspect in rest for folder in suspect.folders]
             self._add(folders, run.beside, apart=len(folders) == 1, first=True)
 
     def _seconds_left(self) -> float | None:
@@ -252,11 +252,11 @@ class Worker:
 
     def _limit_s(self) -> float | None:
         """The time limit of the present phase."""
-        own = {"start": START_LIMIT_S, "profile": self.profiler_timeout_s}
-        return own.get(self._phase, self.timeout_s)
+        limits = {"start": START_LIMIT_S, "profile": self.profiler_timeout_s}
+        return limits.get(self._phase, self.timeout_s)
 
     def _died(self, process: WorkerProcess, run: _Run) -> None:
-        """Find out why there will be no record, and remove the process. Of several jobs, one alone is charged."""
+        """Find out why there will be no record, and remove the process. One of several jobs alone is charged."""
         phase, limit, timed_out = self._phase, self._limit_s(), self._seconds_left() == 0.0
         began, profiling = phase in ("job", "profile"), phase == "profile"
         code = process.exit_code(0.0 if timed_out else _END_S)
@@ -269,7 +269,7 @@ class Worker:
             # The others have no record yet.
             charged = [folder for folder in run.folders if folder == run.at]
         else:
-            # Of several jobs one is charged that was at work alone when the time was over, else none yet.
+            # One of several jobs is charged that was at work alone when the time was over, else none yet.
             charged = [folder for folder in run.folders if folder == run.at and timed_out and code is None]
         for folder in charged:
             self._outcomes[folder] = self._outcome(
@@ -321,12 +321,8 @@ def _word(line: str, run: _Run) -> tuple[str, Path | None] | None:
         return "ready", None
     words = (*_PHASES, *_STAGES, "done")
     about: list[tuple[str, Path | None]] = [(run.message, None)]
-    about += [(json.dumps(str(folder)), folder) for folder in _all_folders(run)]
+    about += [(json.dumps(folder), Path(folder)) for folder in json.loads(run.message)["folders"]]
     return next(((word, folder) for word in words for text, folder in about if line.endswith(f"{word} {text}")), None)
-
-
-def _all_folders(run: _Run) -> list[Path]:
-    return [Path(folder) for folder in json.loads(run.message)["folders"]]
 
 
 def _oom_kills() -> int:

@@ -23,7 +23,7 @@ from attn_exp.core.redaction import is_secret
 WORKER = "attn_exp.worker"
 # A message is a word and the paths of all jobs of a case.
 _LONGEST_MESSAGE = 1 << 20
-# Where the system does not tell that a process has ended.
+# The interval for systems that do not tell that a process has ended.
 _LOOK_AGAIN_S = 0.1
 # The environment variables that a worker gets.
 _NAMES = (

@@ -28,15 +28,10 @@ class Found:
 
 
 def find(word: str, home: Path, uri: str | None) -> Found:
-    """Return what `word` names.
+    """Return what `word` names: a sweep, a job or an MLflow run.
 
-    Args:
-        word: a sweep, a job or an MLflow run.
-        home: the folder that sweeps are in.
-        uri: the MLflow store to read instead of folders; runs are in the default store without it.
-
-    Raises:
-        UserError: nothing has that name. The message suggests the nearest.
+    `home` is the folder that sweeps are in, `uri` the MLflow store to read instead of folders; runs are in the default
+    store without it. Raises UserError if nothing has that name. The message suggests the nearest.
     """
     if _RUN.fullmatch(word):
         return _run(word, uri or DEFAULT_URI)

@@ -124,8 +124,7 @@ _BEYOND = "there is no other job on the same case"
 def job_page(job: Result, results: Iterable[Result]) -> str:
     """Return the page of a job: what ran, each kernel's time, what limits it, and how it compares with `results`.
 
-    Raises:
-        UserError: the record was deleted or is broken.
+    Raises UserError if the record was deleted or is broken.
     """
     try:
         record = job.record()

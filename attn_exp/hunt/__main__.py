@@ -118,8 +118,7 @@ class Searching:
 def search(question: Question, show: Callable[[Search], None]) -> Search:
     """Search until a bug is found and shrunk, or the budget is spent; return the last state.
 
-    Raises:
-        UserError: nothing can be searched.
+    Raises UserError if nothing can be searched.
     """
     space = Space(question.where)
     tester = Tester(functools.partial(_made, question), question.device)

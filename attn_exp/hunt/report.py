@@ -18,8 +18,7 @@ from attn_exp.hunt.example import Question, Search
 def search(question: Question, environment: Mapping[str, str]) -> Search:
     """Search until a bug is found or the budget is spent; print progress to standard error.
 
-    Raises:
-        UserError: the backend cannot be loaded, or the search's process died.
+    Raises UserError if the backend cannot be loaded, or the search's process died.
     """
     where = "the GPU" if question.device == "cuda" else "the CPU"
     name = question.backend["name"]

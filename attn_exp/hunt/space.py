@@ -40,26 +40,24 @@ _LEAST_HARD_DIM = 16
 class Space:
     """The values that examples may have, by `where=`.
 
-    Fields that it compares with constants are drawn from the values that fit, so that few draws are wasted. The rest
-    of the expression is checked after the draw.
-
-    Raises:
-        UserError: the expression is invalid, names an unknown field, or leaves a field without a value.
+    Fields that it compares with constants are drawn from the values that fit, so that few draws are wasted. The rest of
+    the expression is checked after the draw. Raises UserError if the expression is invalid, names an unknown field, or
+    leaves a field without a value.
     """
 
     def __init__(self, where: str | None) -> None:
         self._values = {**WORDS, "inputs": _KINDS, **dict.fromkeys(_TRUTHS, (False, True))}
-        known = {name: itemgetter(name) for name in (*NUMBERS, *self._values)}
+        getters = {name: itemgetter(name) for name in (*NUMBERS, *self._values)}
         self._conjuncts: tuple[Conjunct, ...] = ()
         shown = ""
         if where:
             # A number's values are an example of its type.
             filter_ = Filter(
-                where, known, lambda name: self._values.get(name, (1,)), f"the fields are {', '.join(known)}"
+                where, getters, lambda name: self._values.get(name, (1,)), f"the fields are {', '.join(getters)}"
             )
             self._conjuncts, shown = filter_.conjuncts(), filter_.shown
-        self._alone = {name: [one for one in self._conjuncts if one.names == {name}] for name in known}
-        for name in filter(self.restricts, known):
+        self._alone = {name: [part for part in self._conjuncts if part.names == {name}] for name in getters}
+        for name in filter(self.restricts, getters):
             if not (self.among(name, self._values[name]) if name in self._values else self.numbers(name)):
                 raise UserError(f"{shown} leaves no value of {name}: relax it")
 
@@ -69,11 +67,11 @@ class Space:
 
     def among(self, name: str, candidates: Iterable[Any]) -> list[Any]:
         """Return those of the candidates that fit."""
-        return [value for value in candidates if all(one.test({name: value}) for one in self._alone[name])]
+        return [value for value in candidates if all(part.test({name: value}) for part in self._alone[name])]
 
     def numbers(self, name: str) -> list[Any]:
         """Return the values of a number that the expression restricts, ascending, None first."""
-        constants = [value for one in self._alone[name] for value in one.constants if isinstance(value, float)]
+        constants = [value for part in self._alone[name] for value in part.constants if isinstance(value, float)]
         near = {value + step for value in constants for step in (-1, 0, 1)} | {2 * value for value in constants}
         if name == "softcap":
             candidates: list[Any] = sorted({*_SOFTCAPS, *constants})
@@ -85,7 +83,7 @@ class Space:
     def fits(self, example: Example) -> bool:
         """Whether the expression holds for an example."""
         fields = example.fields
-        return all(one.test(fields) for one in self._conjuncts)
+        return all(part.test(fields) for part in self._conjuncts)
 
 
 class Examples:
@@ -198,10 +196,8 @@ class Examples:
         space = self.space
         if space.restricts("q_heads"):
             q_heads = self._number(draw, "q_heads", 1)
-            divisors = [one for one in range(q_heads, 0, -1) if q_heads % one == 0]
-            fitting = (
-                [one for one in divisors if one in space.numbers("kv_heads")] if space.restricts("kv_heads") else []
-            )
+            divisors = [kv for kv in range(q_heads, 0, -1) if q_heads % kv == 0]
+            fitting = [kv for kv in divisors if kv in space.numbers("kv_heads")] if space.restricts("kv_heads") else []
             return q_heads, draw(st.sampled_from(fitting or divisors))
         kv_heads = self._number(draw, "kv_heads", 3)
         return kv_heads * (draw(st.integers(1, 4)) if self.supports.grouped else 1), kv_heads
@@ -232,16 +228,16 @@ class Examples:
     def _dims(self, draw: st.DrawFn) -> tuple[int, int]:
         supports, space = self.supports, self.space
         largest, step = supports.largest_head_dim or _MOST_DIM, supports.head_dim_multiple
-        there = supports.head_dims or sorted({*range(step, 41, step), *(dim for dim in _DIMS if dim % step == 0)})
-        there = [dim for dim in there if dim <= largest] or list(there)[-1:]
+        dims = supports.head_dims or sorted({*range(step, 41, step), *(dim for dim in _DIMS if dim % step == 0)})
+        dims = [dim for dim in dims if dim <= largest] or list(dims)[-1:]
         # A dimension of the user's own may be none of these.
-        head_dim = self._number(draw, "head_dim", 1) if space.restricts("head_dim") else draw(st.sampled_from(there))
+        head_dim = self._number(draw, "head_dim", 1) if space.restricts("head_dim") else draw(st.sampled_from(dims))
         if space.restricts("value_dim"):
             return head_dim, self._number(draw, "value_dim", 1)
         if supports.value_dims == "equal" or not draw(st.booleans()):
             return head_dim, head_dim
         if supports.value_dims == "any":
-            return head_dim, draw(st.sampled_from(there))
+            return head_dim, draw(st.sampled_from(dims))
         pairs = [pair for pair in supports.value_dims if not space.restricts("head_dim") or pair[0] == head_dim]
         return draw(st.sampled_from(pairs)) if pairs else (head_dim, head_dim)
 
@@ -250,10 +246,10 @@ class Examples:
         restricted = [name for name in masks.KINDS if self.space.restricts(name)]
         if restricted:
             return {name: draw(st.sampled_from(self.space.numbers(name))) for name in restricted}
-        there = [name for name in self.supports.masks if causal]
-        if not there or not draw(st.booleans()):
+        kinds = [name for name in self.supports.masks if causal]
+        if not kinds or not draw(st.booleans()):
             return {}
-        return {draw(st.sampled_from(there)): draw(st.integers(1, kv_len + 1))}
+        return {draw(st.sampled_from(kinds)): draw(st.integers(1, kv_len + 1))}
 
     def _optional(self, draw: st.DrawFn, name: str, choices: Sequence[Any], possible: bool) -> Any:
         """Draw a number that a case may be without."""

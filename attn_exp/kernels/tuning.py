@@ -70,10 +70,7 @@ def autotuned(kernel: Any, item_bytes: int, width: int) -> Any:
 
 
 def configs_of(kernel: Any, item_bytes: int, width: int) -> list[triton.Config]:
-    """Return the configurations to try for tiles of `width` columns, measured on an H200.
-
-    The last one always fits.
-    """
+    """Return the configurations to try for tiles of `width` columns, measured on an H200. The last one always fits."""
     if triton.knobs.runtime.interpret:
         # Unequal blocks, so that tests with short lengths cover every kind of block.
         return [make_config(kernel, 32, 16, 4, 1)]

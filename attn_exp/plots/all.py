@@ -38,8 +38,7 @@ KINDS = ("heatmap", *_OF_RESULTS)
 def charts(comparison: Comparison) -> Iterator[Chart]:
     """Yield the charts of a comparison, each drawn when it is requested.
 
-    Raises:
-        UserError: matplotlib is not installed.
+    Raises UserError if matplotlib is not installed.
     """
     for draw in _draws(comparison):
         if (chart := draw()) is not None:
@@ -60,8 +59,7 @@ def _draws(comparison: Comparison) -> list[Callable[[], Chart | None]]:
 def chart_of(rivals: Rivals, kind: str) -> Chart | None:
     """Return one of the `KINDS` of charts of a sweep's backends; None if its results do not give it.
 
-    Raises:
-        UserError: matplotlib is not installed.
+    Raises UserError if matplotlib is not installed.
     """
     if not available():
         raise UserError(MISSING)
@@ -69,11 +67,7 @@ def chart_of(rivals: Rivals, kind: str) -> Chart | None:
 
 
 def pictures(comparison: Comparison) -> list[Picture]:
-    """Return the charts of a comparison as pictures of a report.
-
-    Raises:
-        UserError: matplotlib is not installed.
-    """
+    """Return the charts of a comparison as pictures of a report. Raises UserError if matplotlib is not installed."""
     return [Picture(chart.title, chart.caption, svg(chart, bare=True)) for chart in charts(comparison)]
 
 
@@ -89,10 +83,8 @@ def write_charts(
 ) -> list[Path]:
     """Write all charts as SVG and PNG and return their paths. After `limit_s` seconds no further one is started.
 
-    `left_out` is called if the time did not suffice for all.
-
-    Raises:
-        UserError: matplotlib is not installed, or the folder cannot be written.
+    `left_out` is called if the time did not suffice for all. Raises UserError if matplotlib is not installed, or the
+    folder cannot be written.
     """
     began, written = time.monotonic(), list[Path]()
     for draw in _draws(comparison):

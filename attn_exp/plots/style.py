@@ -58,8 +58,7 @@ class Chart:
     def save(self, folder: str | Path) -> list[Path]:
         """Write the chart as NAME.svg and NAME.png into a folder and return their paths.
 
-        Raises:
-            UserError: the folder cannot be written.
+        Raises UserError if the folder cannot be written.
         """
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)

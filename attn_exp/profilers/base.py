@@ -73,18 +73,14 @@ class Subject:
 
 
 class Profiler(Protocol):
-    """Profiles a job after its timing.
-
-    The constructor takes the options of the profiler's YAML, `name` among them.
-    """
+    """Profiles a job after its timing. The constructor takes the options of the profiler's YAML, `name` among them."""
 
     name: str
 
     def profile(self, subject: Subject) -> Profile:
         """Return the profile. Its seconds and the limit of file sizes are handled by the caller.
 
-        Raises:
-            Unavailable: a program, package, permission or device is missing; the message says how to get it.
+        Raises Unavailable if a program, package, permission or device is missing; the message says how to get it.
         """
         ...
 
@@ -101,18 +97,14 @@ class Early(Protocol):
 def load_profiler(options: dict[str, Any]) -> Profiler:
     """Return the profiler that a configuration names by `_target_`, made with its other keys.
 
-    Raises:
-        Unavailable: the class cannot be imported or does not take the options.
+    Raises Unavailable if the class cannot be imported or does not take the options.
     """
     profiler: Profiler = made_from(f"profiler.{options['name']}", options)
     return profiler
 
 
 def kernels_csv(kernels: Sequence[ProfiledKernel]) -> str:
-    """Return `pass`, `name`, `count`, `time_us`, `share` of the pass's time, then all figures.
-
-    Empty where unknown.
-    """
+    """Return `pass`, `name`, `count`, `time_us`, `share` of the pass's time, then all figures. Empty where unknown."""
     figures = list(dict.fromkeys(name for kernel in kernels for name in kernel.figures))
     whole: dict[str, float] = {}
     for kernel in kernels:
@@ -144,14 +136,8 @@ class ProcessLost(Exception):
 def profile_apart(subject: Subject, options: Mapping[str, Any]) -> Profile:
     """Run the profiler that `options` describe in a new process and return its profile.
 
-    The new process is killed when this one ends.
-
-    Args:
-        subject: the timed job.
-        options: `_target_`, `name` and the constructor's arguments.
-
-    Raises:
-        ProcessLost: the process ended without a result.
+    `options` are `_target_`, `name` and the constructor's arguments. The new process is killed when this one ends.
+    Raises ProcessLost if it ended without a result.
     """
     name, encoded = options["name"], msgspec.json.encode(options).decode()
     command = [sys.executable, "-m", _ENTRY, str(subject.job), encoded, "--parent", str(os.getpid())]

@@ -74,8 +74,7 @@ class PassTrace:
 def read_trace(path: Path, device: str) -> dict[str, PassTrace]:
     """Return each pass of a trace: kernels if `device` is `cuda`, operators if it is `cpu`.
 
-    Raises:
-        ValueError: it has none of our ranges.
+    Raises ValueError if it has none of our ranges.
     """
     used = (_RANGE, _OPERATOR, *_LAUNCHES, *_DEVICE)
     events = json.loads(path.read_bytes())["traceEvents"]

@@ -54,10 +54,8 @@ class Inductor:
     def profile(self, subject: Subject) -> Profile:
         """Write `kernels.csv`, `sources/` and `graphs/`.
 
-        With columns of Nsight Compute if `profiler=ncu` ran before.
-
-        Raises:
-            Unavailable: nothing was compiled in this job.
+        With columns of Nsight Compute if `profiler=ncu` ran before. Raises Unavailable if nothing was compiled in this
+        job.
         """
         if subject.record.compiled is None:
             raise Unavailable("this job compiled nothing: set compile=default, or choose backend=flex")
@@ -99,7 +97,7 @@ class Inductor:
 
 
 def _profile(subject: Subject, graphs: list[Graph], measured: dict[str, dict[str, Bandwidth]]) -> Profile:
-    # What `profiler=ncu` counted in this job, if it ran before.
+    # The counts of `profiler=ncu` in this job, if it ran before.
     ncu = subject.record.profiles.get("ncu")
     counted = {} if ncu is None else {(one.direction, one.name): one for one in ncu.kernels}
     kernels: list[ProfiledKernel] = []
@@ -210,10 +208,7 @@ def compile_again(request: Request, scratch: Path, log: Path, *, with_bandwidth:
 
 
 def _graphs_in(scratch: Path) -> list[Graph]:
-    """Return the graphs in the order of their compilation.
-
-    Inductor's folders are `model__0_forward_1.0` and so on.
-    """
+    """Return the graphs in the order of their compilation. Inductor's folders are `model__0_forward_1.0` and so on."""
     folders = sorted(
         (path.parent for path in scratch.glob(f"torch_compile_debug/*/torchinductor/*/{_CODE}")),
         key=lambda path: int(path.suffix[1:]),

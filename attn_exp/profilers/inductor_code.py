@@ -44,8 +44,7 @@ class Generated:
 def read_generated(code: str) -> tuple[list[Generated], dict[str, int]]:
     """Return the kernels that a file of Inductor's output defines, and how often it calls each external one.
 
-    Raises:
-        SyntaxError: the text is no Python.
+    Raises SyntaxError if the text is no Python.
     """
     tree = ast.parse(code)
     called = list(_called(tree))

@@ -68,11 +68,9 @@ class Ncu:
     def profile(self, subject: Subject) -> Profile:
         """Return counters by kernel and pass.
 
-        Write `kernels.csv`, `launches.csv` with every launch, and the requested report.
-
-        Raises:
-            Unavailable: there is no GPU, program or permission; the message says what to do.
-            NcuError: the program fails, or its table has none of our launches.
+        Write `kernels.csv`, `launches.csv` with every launch, and the requested report. Raises Unavailable if there is
+        no GPU, program or permission, and says what to do; NcuError if the program fails, or its table has none of our
+        launches.
         """
         if subject.request.device != "cuda":
             raise Unavailable("ncu reads the counters of NVIDIA GPUs, and this job ran on the CPU: set device=cuda")

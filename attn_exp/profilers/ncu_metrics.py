@@ -48,11 +48,7 @@ def counters_for(known: frozenset[str]) -> tuple[Counter, ...]:
 
 
 def own_counter(metric: str, known: frozenset[str]) -> Counter:
-    """Return a metric that the user requested by ncu's name.
-
-    Raises:
-        Unavailable: the program does not list it.
-    """
+    """Return a metric that the user requested by ncu's name. Raises Unavailable if the program does not list it."""
     base = metric.split(".")[0]
     if base not in known and not base.startswith("launch__"):
         near = nearest(base, known)

@@ -43,8 +43,7 @@ class NcuError(Exception):
 def find_program(given: str | None, places: tuple[str, ...] = PLACES) -> Path:
     """Return the program: the given one, the one on PATH, or one in a usual place.
 
-    Raises:
-        Unavailable: there is none.
+    Raises Unavailable if there is none.
     """
     if given is not None:
         path = shutil.which(given)
@@ -65,9 +64,7 @@ def find_program(given: str | None, places: tuple[str, ...] = PLACES) -> Path:
 def ask(program: Path, *arguments: str) -> str:
     """Run the program and return what it prints.
 
-    Raises:
-        Unavailable: it fails, and the message says what to do.
-        NcuError: it fails otherwise.
+    Raises Unavailable if it fails and the message says what to do, NcuError if it fails otherwise.
     """
     ran = subprocess.run(
         [program, *arguments],

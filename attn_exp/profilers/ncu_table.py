@@ -35,8 +35,7 @@ class Launch:
 def read_launches(text: str) -> list[Launch]:
     """Return the launches of the CSV (`--csv --page raw`) in the order in which they ran.
 
-    Raises:
-        NcuError: other lines of the program are all that there is.
+    Raises NcuError if other lines of the program are all that there is.
     """
     rows = [row for row in csv.reader(io.StringIO(text)) if row and not row[0].startswith("==")]
     start = next((index for index, row in enumerate(rows) if "Kernel Name" in row), None)
@@ -58,8 +57,7 @@ def read_launches(text: str) -> list[Launch]:
 def split_passes(launches: Sequence[Launch], passes: Sequence[str], marker: str) -> dict[str, list[Launch]]:
     """Split the launches, which ran in this order with a launch of `marker` between two passes.
 
-    Raises:
-        NcuError: the number of markers is wrong.
+    Raises NcuError if the number of markers is wrong.
     """
     parts: list[list[Launch]] = [[]]
     for launch in launches:
@@ -128,10 +126,7 @@ def _stall_shares(launches: Sequence[Launch], counters: Iterable[Counter]) -> di
 
 
 def _together(launches: Sequence[Launch], counters: Iterable[Counter]) -> dict[str, float]:
-    """Return each counter over several launches.
-
-    If a launch lacks it, it is a mean of the others, and never a sum.
-    """
+    """Return each counter over several launches. If a launch lacks it, it is a mean of the others, and never a sum."""
     combined: dict[str, float] = {}
     for counter in counters:
         have = [one for one in launches if counter.metric in one.values]

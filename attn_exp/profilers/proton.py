@@ -33,8 +33,7 @@ class Proton:
     def profile(self, subject: Subject) -> Profile:
         """Write the tree as `proton.hatchet`, which `proton-viewer` shows, `kernels.csv`, and possibly `lines.csv`.
 
-        Raises:
-            Unavailable: there is no GPU, or Triton lacks its profiler.
+        Raises Unavailable if there is no GPU, or Triton lacks its profiler.
         """
         if subject.device != "cuda":
             raise Unavailable("proton needs an NVIDIA GPU: use profiler=torch on a CPU")

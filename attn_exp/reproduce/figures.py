@@ -168,8 +168,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 def read_published(folder: Path | None = None) -> list[Figure]:
     """Return all figures in a folder's files, by default the package's, in the order of the files' names.
 
-    Raises:
-        UserError: the folder has no such file, or one of its files is wrong.
+    Raises UserError if the folder has no such file, or one of its files is wrong.
     """
     folder = folder or published_folder()
     files = sorted(folder.glob("*.yaml")) if folder.is_dir() else []
@@ -208,9 +207,8 @@ def _figure(source: Source, data: _File, row: _Row) -> Figure:
     library = data.libraries.get(row.library)
     if library is None:
         raise UserError(f"its library {row.library} is not among libraries: {nearest(row.library, data.libraries)}")
-    own = row.overrides.split()
     # The figure's own words take the place of the source's.
-    words = {word.partition("=")[0]: word for word in (*data.overrides.split(), *own)}
+    words = {word.partition("=")[0]: word for word in (*data.overrides.split(), *row.overrides.split())}
     case, settings = _parsed(words)
     status: Status = row.status or ("cannot_run" if library.backend is None else "not_run")
     why = row.why or library.cannot_run
@@ -266,16 +264,17 @@ def _value(key: str, text: str) -> Any:
 def choose(figures: Sequence[Figure], name: str) -> list[Figure]:
     """Return the figures of a source, or the one that a name `source/id` or an unambiguous id means.
 
-    Raises:
-        UserError: there is none of that name. The message suggests the nearest.
+    Raises UserError if there is none of that name. The message suggests the nearest.
     """
-    chosen = [one for one in figures if one.source.name == name] or [one for one in figures if one.name == name]
-    chosen = chosen or [one for one in figures if one.id == name]
-    if len(chosen) > 1 and all(one.id == name for one in chosen):
-        raise UserError(f"{name} is a figure of {', '.join(one.source.name for one in chosen)}: write SOURCE/{name}")
+    chosen = [figure for figure in figures if figure.source.name == name]
+    chosen = chosen or [figure for figure in figures if figure.name == name]
+    chosen = chosen or [figure for figure in figures if figure.id == name]
+    if len(chosen) > 1 and all(figure.id == name for figure in chosen):
+        sources = [figure.source.name for figure in chosen]
+        raise UserError(f"{name} is a figure of {', '.join(sources)}: write SOURCE/{name}")
     if not chosen:
-        sources = list(dict.fromkeys(one.source.name for one in figures))
-        near = nearest(name, [*sources, *(one.name for one in figures), *(one.id for one in figures)])
+        sources = list(dict.fromkeys(figure.source.name for figure in figures))
+        near = nearest(name, [*sources, *(figure.name for figure in figures), *(figure.id for figure in figures)])
         raise UserError(f"there is no figure or source '{name}': {near}the sources are {', '.join(sources)}")
     return chosen
 
@@ -306,12 +305,12 @@ def runs(figures: Sequence[Figure], more: Sequence[str], sweep: str) -> list[lis
 
 def _choices(configurations: Sequence[dict[str, str]]) -> list[str]:
     """Return the overrides of which each combination is one configuration."""
-    keys = [key for key in _VARIED if any(key in one for one in configurations)]
-    same = [key for key in keys if len({one.get(key) for one in configurations}) == 1]
+    keys = [key for key in _VARIED if any(key in choices for choices in configurations)]
+    same = [key for key in keys if len({choices.get(key) for choices in configurations}) == 1]
     varied = [key for key in keys if key not in same]
     shared = [f"{key}={configurations[0][key]}" for key in same]
     if len(varied) < 2:
-        return shared + [f"{key}={','.join(one[key] for one in configurations)}" for key in varied]
+        return shared + [f"{key}={','.join(choices[key] for choices in configurations)}" for key in varied]
     names = {key: key.replace(".", "_") for key in varied}
-    points = ["{" + ",".join(f"{names[key]}:{one[key]}" for key in varied) + "}" for one in configurations]
+    points = ["{" + ",".join(f"{names[key]}:{choices[key]}" for key in varied) + "}" for choices in configurations]
     return [*shared, f"+figure={','.join(points)}", *(f"{key}=${{figure.{names[key]}}}" for key in varied)]

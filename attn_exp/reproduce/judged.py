@@ -183,8 +183,7 @@ def from_results(results: Iterable[Result]) -> list[Measured]:
 def from_table(file: Path) -> list[Measured]:
     """Return the passes in a sweep's `table.csv`, which tells less than its records: rows that it cannot tell are none.
 
-    Raises:
-        UserError: the file cannot be read, or is no such table.
+    Raises UserError if the file cannot be read, or is no such table.
     """
     try:
         rows = list(csv.DictReader(io.StringIO(read_whole(file).decode("utf-8-sig"), newline="")))

@@ -13,18 +13,18 @@ from attn_exp.reproduce.figures import Figure, Status
 from attn_exp.reproduce.judged import Judged
 
 _FIELDS: dict[str, Getter] = {
-    "source": lambda one: one.source.name,
-    "id": lambda one: one.id,
-    "library": lambda one: one.library,
-    "backend": lambda one: one.backend,
-    "gpu": lambda one: one.source.chip.name if one.source.chip else one.source.gpu,
-    "pass": lambda one: one.direction,
-    "status": lambda one: one.status,
-    "deterministic": lambda one: one.deterministic,
-    "seq_len": lambda one: max(one.case.q_len, one.case.kv_len),
-    "tflops": lambda one: one.tflops,
-    "time_us": lambda one: one.time_us,
-    **{name: lambda one, name=name: getattr(one.case, name) for name in case_columns()},  # type: ignore[misc]
+    "source": lambda figure: figure.source.name,
+    "id": lambda figure: figure.id,
+    "library": lambda figure: figure.library,
+    "backend": lambda figure: figure.backend,
+    "gpu": lambda figure: figure.source.chip.name if figure.source.chip else figure.source.gpu,
+    "pass": lambda figure: figure.direction,
+    "status": lambda figure: figure.status,
+    "deterministic": lambda figure: figure.deterministic,
+    "seq_len": lambda figure: max(figure.case.q_len, figure.case.kv_len),
+    "tflops": lambda figure: figure.tflops,
+    "time_us": lambda figure: figure.time_us,
+    **{name: lambda figure, name=name: getattr(figure.case, name) for name in case_columns()},  # type: ignore[misc]
 }
 
 
@@ -36,7 +36,7 @@ def filtered(figures: Sequence[Figure], expression: str) -> list[Figure]:
 
     filter_ = Filter(expression, _FIELDS, values, f"the fields are {', '.join(_FIELDS)}")
     test = filter_.test()
-    kept = [one for one in figures if test(one)]
+    kept = [figure for figure in figures if test(figure)]
     if not kept:
         raise UserError(f"{filter_.shown} matches none of the {len(figures)} figures: relax it")
     return kept
@@ -57,67 +57,67 @@ def sources_page(figures: Sequence[Figure]) -> Page:
         Column("url", ""),
     )
     rows = []
-    for name, own in by_source.items():
-        counts, source = Counter(one.status for one in own), own[0].source
-        rows.append((name, len(own), source.gpu, *(counts[one] for one in statuses), source.title, source.url))
-    said = f"{len(figures)} figures of {len(rows)} sources"
+    for name, group in by_source.items():
+        counts, source = Counter(figure.status for figure in group), group[0].source
+        rows.append((name, len(group), source.gpu, *(counts[status] for status in statuses), source.title, source.url))
+    headline = f"{len(figures)} figures of {len(rows)} sources"
     return Page(
-        {"kind": "sources", "figures": len(figures)}, (said,), (Sheet("sources", "", columns, tuple(rows)),), ()
+        {"kind": "sources", "figures": len(figures)}, (headline,), (Sheet("sources", "", columns, tuple(rows)),), ()
     )
 
 
 def judged_page(judged: Sequence[Judged]) -> Page:
     """Return the page of figures beside what was measured: figure, ours, ratio with interval, verdict."""
-    several = len({one.figure.source.name for one in judged}) > 1
+    mixed = len({row.figure.source.name for row in judged}) > 1
     columns, values = split(
         (
-            (Column("figure", "figure"), lambda one: one.figure.name if several else one.figure.id),
-            (Column("published", "published", "figure"), lambda one: one.figure.value[0]),
-            (Column("unit", "unit"), lambda one: one.figure.value[1]),
-            (Column("ours", "ours", "figure"), lambda one: one.ours),
-            (Column("ratio", "ratio", "ratio"), lambda one: one.ratio),
-            (Column("low", "", "ratio"), lambda one: one.low),
-            (Column("high", "", "ratio"), lambda one: one.high),
+            (Column("figure", "figure"), lambda row: row.figure.name if mixed else row.figure.id),
+            (Column("published", "published", "figure"), lambda row: row.figure.value[0]),
+            (Column("unit", "unit"), lambda row: row.figure.value[1]),
+            (Column("ours", "ours", "figure"), lambda row: row.ours),
+            (Column("ratio", "ratio", "ratio"), lambda row: row.ratio),
+            (Column("low", "", "ratio"), lambda row: row.low),
+            (Column("high", "", "ratio"), lambda row: row.high),
             (Column("interval", "95 % interval", joined=_interval), None),
-            (Column("verdict", "verdict"), lambda one: one.said),
-            (Column("status", ""), lambda one: one.figure.status),
-            (Column("differs", "measured differently", spare=1), lambda one: one.differs),
-            (Column("pass", ""), lambda one: SHORT.get(one.figure.direction, one.figure.direction)),
-            (Column("case", ""), lambda one: one.figure.case.label()),
-            (Column("backend", ""), lambda one: one.figure.backend or ""),
-            (Column("gpu", ""), lambda one: one.figure.source.gpu),
-            (Column("our_gpu", ""), lambda one: one.measured.gpu if one.measured else ""),
-            (Column("counting", ""), lambda one: one.figure.source.counting),
-            (Column("measured_in", ""), lambda one: one.measured.place if one.measured else ""),
-            (Column("overrides", ""), lambda one: " ".join(one.figure.words())),
-            (Column("url", ""), lambda one: one.figure.source.url),
-            (Column("place", ""), lambda one: one.figure.source.place),
+            (Column("verdict", "verdict"), lambda row: row.said),
+            (Column("status", ""), lambda row: row.figure.status),
+            (Column("differs", "measured differently", spare=1), lambda row: row.differs),
+            (Column("pass", ""), lambda row: SHORT.get(row.figure.direction, row.figure.direction)),
+            (Column("case", ""), lambda row: row.figure.case.label()),
+            (Column("backend", ""), lambda row: row.figure.backend or ""),
+            (Column("gpu", ""), lambda row: row.figure.source.gpu),
+            (Column("our_gpu", ""), lambda row: row.measured.gpu if row.measured else ""),
+            (Column("counting", ""), lambda row: row.figure.source.counting),
+            (Column("measured_in", ""), lambda row: row.measured.place if row.measured else ""),
+            (Column("overrides", ""), lambda row: " ".join(row.figure.words())),
+            (Column("url", ""), lambda row: row.figure.source.url),
+            (Column("place", ""), lambda row: row.figure.source.place),
         )
     )
     rows = tuple(map(values, judged))
-    counts = Counter(one.verdict for one in judged if one.verdict is not None)
+    counts = Counter(row.verdict for row in judged if row.verdict is not None)
     without = len(judged) - sum(counts.values())
     parts = [f"{counts[name]} {name}" for name in ("reproduced", "beside", "contradicted")]
-    said = f"of {len(judged)} figures {', '.join(parts)}, {without} without a verdict"
-    other = sorted(
+    summary = f"of {len(judged)} figures {', '.join(parts)}, {without} without a verdict"
+    elsewhere = sorted(
         {
-            f"{one.figure.source.gpu} there, {one.measured.gpu} here: another GPU, so no verdict"
-            for one in judged
-            if one.measured is not None and one.ratio is not None and one.verdict is None
+            f"{row.figure.source.gpu} there, {row.measured.gpu} here: another GPU, so no verdict"
+            for row in judged
+            if row.measured is not None and row.ratio is not None and row.verdict is None
         }
     )
-    sources = {one.figure.source.name: one.figure.source for one in judged}.values()
+    sources = {row.figure.source.name: row.figure.source for row in judged}.values()
     notes = (
         "ratio: our rate over theirs; reproduced: the whole interval within 3 %; contradicted: all of it beyond 10 %; "
         "beside: between these",
-        *other,
+        *elsewhere,
         *(f"{source.title}: {source.url} ({source.place})" for source in sources),
         *(f"{source.name}: {source.note}" for source in sources if source.note),
-        *(f"{one.figure.id}: {one.figure.note}" for one in judged if one.figure.note),
+        *(f"{row.figure.id}: {row.figure.note}" for row in judged if row.figure.note),
     )
     verdicts: dict[str, int] = {str(name): count for name, count in counts.items()}
     about = {"kind": "reproduced", "figures": len(judged), **verdicts}
-    return Page(about, (), (Sheet("rows", "", columns, rows),), notes, headline=Headline((said,)))
+    return Page(about, (), (Sheet("rows", "", columns, rows),), notes, headline=Headline((summary,)))
 
 
 def _interval(values: dict[str, Any]) -> str:

@@ -117,27 +117,25 @@ def passes_shown(results: Iterable[Result]) -> list[str]:
 def metric_of(word: str, results: Iterable[Result]) -> ChosenMetric:
     """Return the metric that the user typed: `tflops`, or `backward/tflops` for one pass only.
 
-    The words that a name begins with are enough if no other name begins with them: `joules`.
-
-    Raises:
-        UserError: no result has it. The message suggests the nearest name.
+    The words that a name begins with are enough if no other name begins with them: `joules`. Raises UserError if no
+    result has it. The message suggests the nearest name.
     """
     direction, slash, name = word.rpartition("/")
     names = metric_names(results)
-    longer = [known for known in names if name and known.startswith(f"{name}_")]
+    longer = [full for full in names if name and full.startswith(f"{name}_")]
     if name not in names and len(longer) == 1:
         name = longer[0]
     metric = ChosenMetric(name, direction if slash else None)
     if name not in names or (slash and direction not in PASSES):
         if not names:
             raise UserError("no record is ok, so there is nothing to compare: see table.txt in the sweep's folder")
-        absent = [known for known in METRICS if known == name or (name and known.startswith(f"{name}_"))]
+        absent = [full for full in METRICS if full == name or (name and full.startswith(f"{name}_"))]
         if absent and not longer and name not in names:
             raise UserError(f"no row has {' or '.join(absent)}")
         near = nearest(name, names)
-        first = [*(one for one in ("time_us", "tflops") if one in names), *sorted(names - {"time_us", "tflops"})]
-        known = f"the metrics are {', '.join(first[:_METRICS_SHOWN])}, ...; table.csv has all"
-        raise UserError(f"there is no metric '{word}': {near}{known}")
+        first = [*(usual for usual in ("time_us", "tflops") if usual in names), *sorted(names - {"time_us", "tflops"})]
+        choices = f"the metrics are {', '.join(first[:_METRICS_SHOWN])}, ...; table.csv has all"
+        raise UserError(f"there is no metric '{word}': {near}{choices}")
     return metric
 
 
@@ -153,7 +151,7 @@ def cells_of(results: Sequence[Result], metric: ChosenMetric, *, turns: bool = T
     """Return one cell for each result and each pass that its request asked for, without `turns` all as if alone."""
     cells = []
     # Sweeps have unique names here, and a job's name is that of its folder.
-    jobs = {(one.sweep, one.job): one for one in results} if turns and metric.follows_time else {}
+    jobs = {(result.sweep, result.job): result for result in results} if turns and metric.follows_time else {}
     for result in results:
         for direction in result.measuring.passes:
             if metric.direction in (None, direction):
@@ -180,18 +178,18 @@ def _turns(
     """
     log, links, at = 0.0, dict[str, Uncertainty](), jobs.get((result.sweep, result.job))
     while at is not None and at.job not in links:
-        own = at.paired.get(direction)
-        base = None if own is None or own.base == at.job else jobs.get((at.sweep, own.base))
-        if own is None or own.base == at.job or (base is not None and base.started_at > at.finished_at):
+        turn = at.paired.get(direction)
+        base = None if turn is None or turn.base == at.job else jobs.get((at.sweep, turn.base))
+        if turn is None or turn.base == at.job or (base is not None and base.started_at > at.finished_at):
             value = _value(at, direction, metric)
             if value is None or abs(log) > _WIDEST:
                 return None
             better = -log if metric.kind.higher_is_better else log
             return Turns((at.sweep, at.job), value * math.exp(better), links)
-        if own.rounds < 2:
+        if turn.rounds < 2:
             return None
-        links[at.job] = Uncertainty(min(own.half, _WIDEST), own.rounds - 1)
-        log += own.log_ratio
+        links[at.job] = Uncertainty(min(turn.half, _WIDEST), turn.rounds - 1)
+        log += turn.log_ratio
         at = base
     return None
 
@@ -202,8 +200,8 @@ def _half(result: Result, direction: str, kind: Metric) -> float | None:
     if kind.of_power:
         error = result.metrics.get(f"{direction}/power_error")
         parts.append(None if error is None else math.log1p(error))
-    known = [part for part in parts if part is not None]
-    return sum(known) if known and len(known) == len(parts) else None
+    present = [part for part in parts if part is not None]
+    return sum(present) if present and len(present) == len(parts) else None
 
 
 def _time_half(result: Result, direction: str) -> float | None:
@@ -239,7 +237,7 @@ def _identity(kernels: tuple[str, ...], launches: tuple[int, ...], device: str) 
     return frozenset(zip(kernels, launches, strict=True)) if enough else None
 
 
-def same_kernel(one: Result, other: Result, direction: str) -> bool:
+def same_kernel(first: Result, second: Result, direction: str) -> bool:
     """Return whether two results of one case ran the same kernels in a pass, as far as their names tell."""
-    own = kernel_identity(one, direction)
-    return own is not None and own == kernel_identity(other, direction)
+    kernels = kernel_identity(first, direction)
+    return kernels is not None and kernels == kernel_identity(second, direction)

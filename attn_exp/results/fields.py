@@ -61,11 +61,7 @@ def fields(cells: Sequence[Cell]) -> dict[str, Getter]:
 
 
 def getter(name: str, known: dict[str, Getter], key: str) -> Getter:
-    """Return the getter of a field name that the user typed after `key`.
-
-    Raises:
-        UserError: there is no such field.
-    """
+    """Return the getter of a field name that the user typed after `key`. Raises UserError if there is no such field."""
     if name not in known:
         raise unknown_field(name, nearest(name, known), key, FIELDS)
     return known[name]

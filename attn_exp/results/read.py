@@ -74,8 +74,7 @@ class Sweep:
     def to_frame(self) -> "pandas.DataFrame":
         """Return a pandas DataFrame with a row per record and pass: names, case, status, flags and metrics.
 
-        Raises:
-            UserError: pandas is not installed.
+        Raises UserError if pandas is not installed.
         """
         return frame([row for result in self.results for row in _rows(result)])
 
@@ -83,10 +82,8 @@ class Sweep:
 def sweep_folders(words: Sequence[str], home: Path = Path(HOME), *, baselines: bool = False) -> list[Path]:
     """Return the folders that names, patterns (`nightly-*`) or paths select, in the order typed.
 
-    With `baselines` a name may be that of a baseline, too.
-
-    Raises:
-        UserError: there is no such sweep. The message suggests the nearest name.
+    With `baselines` a name may be that of a baseline, too. Raises UserError if there is no such sweep. The message
+    suggests the nearest name.
     """
     selected: list[Path] = []
     kept = baselines_in(home) if baselines else []
@@ -107,8 +104,7 @@ def sweep_folders(words: Sequence[str], home: Path = Path(HOME), *, baselines: b
 def read_folder(folder: Path, *, may_be_empty: bool = False) -> Sweep:
     """Return the results in a sweep's folder, decoding each record once.
 
-    Raises:
-        UserError: the folder cannot be read, or has no records although it may not be empty.
+    Raises UserError if the folder cannot be read, or has no records although it may not be empty.
     """
     try:
         with os.scandir(folder) as entries:

@@ -134,8 +134,7 @@ def result_of(record: Record, path: Path = Path(FILE_NAME)) -> Result:
 def decode(content: bytes, path: Path) -> Result:
     """Decode the content of a record file; `path` is named in messages.
 
-    Raises:
-        RecordError: the content is not a record of this schema.
+    Raises RecordError if the content is not a record of this schema.
     """
     try:
         lean = _LEAN.decode(content)
@@ -154,7 +153,7 @@ def decode(content: bytes, path: Path) -> Result:
             raise RecordError(f"{path} is not a record: {wrong}")
         timings = [timing for measured in lean.passes.values() for timing in measured.timings[:1]]
         kernels = {
-            direction: sorted(measured.kernels, key=lambda one: -one.time_us)
+            direction: sorted(measured.kernels, key=lambda kernel: -kernel.time_us)
             for direction, measured in lean.passes.items()
             if measured.kernels
         }
@@ -177,8 +176,8 @@ def decode(content: bytes, path: Path) -> Result:
             environment=environment,
             ceilings=ceilings,
             l2=timings[0].l2 if timings else "",
-            kernels={direction: tuple(sys.intern(one.name) for one in ran) for direction, ran in kernels.items()},
-            launches={direction: tuple(round(one.count) for one in ran) for direction, ran in kernels.items()},
+            kernels={direction: tuple(sys.intern(kernel.name) for kernel in ran) for direction, ran in kernels.items()},
+            launches={direction: tuple(round(kernel.count) for kernel in ran) for direction, ran in kernels.items()},
             others=_others(bytes(lean.telemetry)) if "unstable" in lean.flags and lean.telemetry else 0.0,
             profiles=tuple(lean.profiles),
             second_opinions=tuple(
@@ -186,9 +185,9 @@ def decode(content: bytes, path: Path) -> Result:
             ),
             pass_flags={direction: measured.flags for direction, measured in lean.passes.items()},
             paired={
-                direction: Paired(base=one.base, log_ratio=one.log_ratio, half=one.half, rounds=one.rounds)
+                direction: Paired(base=turn.base, log_ratio=turn.log_ratio, half=turn.half, rounds=turn.rounds)
                 for direction, measured in lean.passes.items()
-                if (one := measured.paired) is not None
+                if (turn := measured.paired) is not None
             },
             started_at=lean.started_at,
             finished_at=lean.finished_at,
@@ -292,15 +291,15 @@ def _decoded(raw: bytes, kind: Any) -> Any:
 @lru_cache(_KEPT)
 def _compile(raw: bytes) -> tuple[Compile, tuple[Any, ...]]:
     """Return how a backend is compiled, the default if nothing is recorded, and what that is in a `Result.key`."""
-    found = msgspec.json.decode(raw, type=Compile) if raw else Compile()
-    return found, (found.mode, found.fullgraph, json.dumps(found.options, sort_keys=True), found.name)
+    compile_ = msgspec.json.decode(raw, type=Compile) if raw else Compile()
+    return compile_, (compile_.mode, compile_.fullgraph, json.dumps(compile_.options, sort_keys=True), compile_.name)
 
 
 @lru_cache(_KEPT)
 def _options(raw: bytes) -> tuple[dict[str, Any], str]:
     """Return a backend with its options, and what they are in a `Result.key`."""
-    found = msgspec.json.decode(raw, type=dict[str, Any])
-    return found, json.dumps(found, sort_keys=True)
+    options = msgspec.json.decode(raw, type=dict[str, Any])
+    return options, json.dumps(options, sort_keys=True)
 
 
 @lru_cache(_KEPT)

@@ -40,7 +40,7 @@ _SETTINGS = (
 # Columns that a narrow terminal may omit, the least important first. A key that is swept is none: only after these, and
 # the columns to its right, does it go.
 _DISPENSABLE = ("embed_dim", "fwd\nerror", "bwd\nerror", "fwd\n+-%", "bwd\n+-%", "bwd\nTFLOPS", "fwd\nTFLOPS")
-# What a model says; where models differ in them, its name may stand for them.
+# A model says these; where models differ in them, its name may stand for them.
 _OF_MODEL = ("latent", "value_dim", "head_dim", "kv_heads", "q_heads")
 
 
@@ -57,8 +57,8 @@ def job_line(result: Result, options: Sequence[str] = ()) -> str:
 
     `options` are the backend options in which jobs of the sweep differ.
     """
-    own = flat(result.backend)
-    shown_options = [f"{name}={word(own[name])}" for name in options if name in own]
+    values = flat(result.backend)
+    shown_options = [f"{name}={word(values[name])}" for name in options if name in values]
     kind = [] if result.measuring.inputs == NORMAL else [f"inputs {result.measuring.inputs}"]
     kind += ["accumulate"] if result.measuring.accumulate else []
     kind += ["gold eager"] if result.measuring.gold == "eager" else []
@@ -73,11 +73,7 @@ def job_line(result: Result, options: Sequence[str] = ()) -> str:
 
 
 def check_columns(columns: Any) -> tuple[str, ...]:
-    """Return the metrics that `columns=` asks for.
-
-    Raises:
-        UserError: it is no list of metrics.
-    """
+    """Return the metrics that `columns=` asks for. Raises UserError if it is no list of metrics."""
     names = columns if isinstance(columns, list) else [columns]
     for name in names:
         if not isinstance(name, str) or not metric_named(name).description:
@@ -117,8 +113,8 @@ def table(results: Sequence[Result], width: int = WIDTH, columns: Sequence[str] 
         "",
     ]
     lines.append(text)
-    known = {name.partition("/")[2] for result in results for name in result.metrics}
-    if empty := [name for name in columns if name not in known]:
+    measured = {name.partition("/")[2] for result in results for name in result.metrics}
+    if empty := [name for name in columns if name not in measured]:
         lines.append(f"no job has {', '.join(empty)}: attn-exp explain says why")
     if left_out:
         names = ", ".join(" ".join(name.split()) for name in left_out)
@@ -147,8 +143,8 @@ def csv_rows(results: Sequence[Result]) -> tuple[list[str], list[dict[str, Any]]
         *(f"{direction}/kernels" for direction in passes),
         *("gpu", "gpu_uuid", "torch", *_VERSIONS, *_SETTINGS, "finished_at"),
     ]
-    known = frozenset(names)
-    return names, [_csv_row(result, known) for result in _ordered(results)]
+    columns = frozenset(names)
+    return names, [_csv_row(result, columns) for result in _ordered(results)]
 
 
 def csv_text(results: Sequence[Result]) -> str:
@@ -180,7 +176,7 @@ def table_order(result: Result) -> tuple[Any, ...]:
 def _metric_names(results: Iterable[Result], direction: str) -> list[str]:
     """Return the metrics of one pass in the order of core/record/metrics.py, unknown ones last."""
     order = {name: index for index, name in enumerate(METRICS)}
-    names = {name for one in METRICS.values() for name in one.columns}
+    names = {name for entry in METRICS.values() for name in entry.columns}
     for result in results:
         names.update(name.partition("/")[2] for name in result.metrics if name.startswith(f"{direction}/"))
     return sorted(names, key=lambda name: (order.get(metric_named(name).name, len(order)), name))
@@ -215,8 +211,8 @@ def _row(
             row[f"{short}\n+-%"] = half_text(half)
             tflops = metrics.get(f"{side}/tflops")
             row[f"{short}\nTFLOPS"] = figures(tflops, half) if tflops else ""
-            own = {key.partition("/")[2]: value for key, value in metrics.items() if key.startswith(f"{side}/")}
-            errors = [value for key, value in own.items() if metric_named(key).name == "error_{tensor}"]
+            of_pass = {key.partition("/")[2]: value for key, value in metrics.items() if key.startswith(f"{side}/")}
+            errors = [value for key, value in of_pass.items() if metric_named(key).name == "error_{tensor}"]
             row[f"{short}\nerror"] = f"{max(errors):.1e}" if errors else ""
         else:
             row |= {f"{short}\n{name}": "" for name in ("us", "+-%", "TFLOPS", "error")}
@@ -266,9 +262,9 @@ def _csv_row(result: Result, names: Collection[str]) -> dict[str, Any]:
 
 def opinion_notes(results: Iterable[Result]) -> list[str]:
     """Return a sentence for each of the first pairs of timers that disagree, and how many there are beside them."""
-    every = list({id(one): one for one in results if one.second_opinions}.values())
+    every = list({id(row): row for row in results if row.second_opinions}.values())
     sentences = [
-        f"timers disagree, {one.label} {one.case.label()}, {words}" for one in every for words in one.second_opinions
+        f"timers disagree, {row.label} {row.case.label()}, {words}" for row in every for words in row.second_opinions
     ]
     rest = len(sentences) - _OPINIONS
     more = [f"... and {rest} more pairs of timers disagree: second_opinions in table.csv has all"] if rest > 0 else []

@@ -70,7 +70,7 @@ class _Jobs:
         if stops(record) and self._named is None:
             self._named = record
         named = self._named and self._named.request.turns_key
-        # What is measured in turns is kept whole before a sweep ends.
+        # Rivals that are measured in turns are kept whole before a sweep ends.
         if self.halt is None and all(request.turns_key != named for request in self.left.values()):
             self.halt = self._named
 
@@ -127,9 +127,8 @@ def launch(
 ) -> None:
     """Run the jobs of an opened session in the launcher's tasks, until all have a record.
 
-    Raises:
-        UserError: no task can be started, another command is running this sweep, or others hold a GPU for too long.
-        SystemExit: a job ended as `stop_on` names.
+    Raises UserError if no task can be started, another command is running this sweep, or others hold a GPU for too
+    long, and SystemExit if a job ended as `stop_on` names.
     """
     folder = session.opened.folder
     board = Board(folder / _FOLDER / secrets.token_hex(4))

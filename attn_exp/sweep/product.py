@@ -131,7 +131,7 @@ class Composer:
         options = dict.fromkeys(text.partition("=")[0] for job in jobs for text in job if _option(text))
         lines = []
         for option in options:
-            without = [name for name, own in self._options.items() if not self._is_own(option, own)]
+            without = [name for name, declared in self._options.items() if not self._is_own(option, declared)]
             if without:
                 lines.append(f"{option} is no option of {and_text(without)}: they run without it")
         return lines
@@ -146,20 +146,20 @@ class Composer:
 
     def _is_for(self, text: str, overrides: Overrides) -> bool:
         """Return whether an override of a job is for its backend."""
-        own = self._options.get(chosen_backend(overrides) or "")
-        return own is None or self._is_own(text, own)
+        options = self._options.get(chosen_backend(overrides) or "")
+        return options is None or self._is_own(text, options)
 
     def _options_of(self, jobs: Sequence[Overrides]) -> dict[str, frozenset[str]]:
         """Return the options of each backend that a sweep chooses from several."""
         names = dict.fromkeys(chosen_backend(job) for job in jobs)
-        found = {name: self._loader.repository.load_config(f"backend/{name}") for name in names if name}
-        several = len(names) > 1 and None not in names
-        return {name: frozenset(map(str, file.config)) for name, file in found.items() if several and file is not None}
+        files = {name: self._loader.repository.load_config(f"backend/{name}") for name in names if name}
+        chosen = len(names) > 1 and None not in names
+        return {name: frozenset(map(str, file.config)) for name, file in files.items() if chosen and file is not None}
 
-    def _is_own(self, text: str, own: frozenset[str]) -> bool:
+    def _is_own(self, text: str, options: frozenset[str]) -> bool:
         """Return whether an override is for a backend with these options; one that none of them has is for all."""
         option = _option(text)
-        return not option or option in own or not any(option in others for others in self._options.values())
+        return not option or option in options or not any(option in names for names in self._options.values())
 
     def _find_shared(self, jobs: Sequence[Overrides]) -> dict[int, Override]:
         """Return the single values that all jobs share, by position, except in nodes that another choice changes."""
@@ -200,7 +200,7 @@ def _top(override: Override) -> str:
 
 def of_every_backend(overrides: Sequence[Override]) -> bool:
     """Whether a sweep is of every backend: backend=glob(*)."""
-    chosen = [one.value() for one in overrides if one.key_or_group == "backend"][-1:]
+    chosen = [override.value() for override in overrides if override.key_or_group == "backend"][-1:]
     return bool(chosen) and isinstance(chosen[0], Glob) and chosen[0].include == ["*"]
 
 
@@ -238,10 +238,10 @@ def check_shared(jobs: Sequence[Overrides], written: Mapping[Any, Any]) -> None:
     """Raise UserError if a sweep has several values of a key in `_SHARED`, also by what `written` interpolates."""
     varied = {override_key(column[0]) for column in zip(*jobs, strict=True) if len(set(column)) > 1}
     for key in _SHARED:
-        own = {name for name in varied if name.split(".")[0] == key}
+        inside = {name for name in varied if name.split(".")[0] == key}
         named = re.findall(r"\$\{([\w.]+)\}", str(written.get(key)))
-        if own or any(name in varied or name.split(".")[0] in varied for name in named):
-            typed = next(iter(own), f"{key}={written.get(key)}")
+        if inside or any(name in varied or name.split(".")[0] in varied for name in named):
+            typed = next(iter(inside), f"{key}={written.get(key)}")
             values = dict.fromkeys(
                 text.partition("=")[2] for job in jobs for text in job if override_key(text) == typed
             )
@@ -256,7 +256,7 @@ def varied_keys(jobs: Sequence[Overrides], prefix: str) -> tuple[str, ...]:
 
 
 def check_choices(
-    request: MakeRequest, jobs: Sequence[tuple[str, ...]], said: Callable[[float], None] = lambda share: None
+    request: MakeRequest, jobs: Sequence[tuple[str, ...]], told: Callable[[float], None] = lambda share: None
 ) -> None:
     """Raise UserError for a value that is impossible in all combinations, before anything is started.
 
@@ -269,10 +269,10 @@ def check_choices(
     for position, axis in enumerate(axes):
         for value in axis:
             done += 1
-            said(done / total)
+            told(done / total)
             made = request((*first[:position], value, *first[position + 1 :]))
             if not isinstance(made, UserError):
                 continue
-            others = itertools.product(*axes[:position], [value], *axes[position + 1 :])
-            if all(isinstance(request(other), UserError) for other in itertools.islice(others, _TRIES)):
+            rest = itertools.product(*axes[:position], [value], *axes[position + 1 :])
+            if all(isinstance(request(job), UserError) for job in itertools.islice(rest, _TRIES)):
                 raise made

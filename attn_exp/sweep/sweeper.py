@@ -49,10 +49,8 @@ Requests = dict[tuple[str, ...], Request | UserError]
 def run_sweep(context: HydraContext, task: TaskFunction, config: DictConfig, arguments: Sequence[str]) -> None:
     """Run every combination of the choices in `arguments`, one job after another or in the tasks of a launcher.
 
-    `config` is the composed configuration without the sweep's choices.
-
-    Raises:
-        UserError: there is no possible job, or the launcher cannot run the jobs.
+    `config` is the composed configuration without the sweep's choices. Raises UserError if there is no possible job, or
+    the launcher cannot run the jobs.
     """
     if not isinstance(task, SessionTask):
         raise UserError("hydra/sweeper=attn_exp runs the jobs of attn-exp and no others: choose hydra/sweeper=basic")
@@ -190,8 +188,7 @@ class _ProductSweep:
 def _make_launcher(node: Mapping[str, Any], device: str, isolation: str, gpus: list[GpuInfo]) -> Launcher | None:
     """Return the launcher that `hydra.launcher` chooses, or None for Hydra's basic launcher, which is this process.
 
-    Raises:
-        UserError: there is no such launcher, its engine is not installed, or it cannot run these jobs.
+    Raises UserError if there is no such launcher, its engine is not installed, or it cannot run these jobs.
     """
     name = node.get("name")
     if name is None and str(node.get("_target_")).endswith(".BasicLauncher"):

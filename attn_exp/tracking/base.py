@@ -93,8 +93,7 @@ class Tracker:
     def open(self, sweep: SweepInfo) -> str | None:
         """Check the location, then open the store in the background; return a sentence if it does not answer.
 
-        Raises:
-            UserError: the location is invalid, cannot be written, or refuses this user.
+        Raises UserError if the location is invalid, cannot be written, or refuses this user.
         """
         return None
 
@@ -153,8 +152,8 @@ def params(job: Request | Result) -> dict[str, str]:
     """
     measuring = job.measuring
     values = typed_fields(job.case, square=job.case.square)
-    own = {key: value for key, value in flat(job.backend).items() if key != "_target_"}
-    values |= {"backend" if key == "name" else f"backend.{key}": value for key, value in own.items()}
+    options = {key: value for key, value in flat(job.backend).items() if key != "_target_"}
+    values |= {"backend" if key == "name" else f"backend.{key}": value for key, value in options.items()}
     values |= {"model": job.model, "device": job.device, "seed": measuring.seed, "timer": measuring.timer}
     values |= {"also": "+".join(measuring.also), "passes": "+".join(measuring.passes)}
     values |= {"compile": job.compile.mode, "caches": job.caches}
@@ -217,11 +216,11 @@ def tags(record: Record) -> dict[str, str]:
         values[f"timers_disagree_{direction}"] = "; ".join(map(str, measured.disagreements))
     for profiler, profile in record.profiles.items():
         values[f"profiler_{profiler}"] = ": ".join(filter(None, (profile.status, profile.reason)))
-    own = {f"attn_exp.{name}": str(value) for name, value in values.items() if value not in (None, "")}
+    tags = {f"attn_exp.{name}": str(value) for name, value in values.items() if value not in (None, "")}
     commit = str(environment.get("git_commit") or "").removesuffix("-dirty")
     name, configured = str(request.backend.get("name", "?")), request.config.get("backend")
     colour = colour_of(name, recorded_about(name, configured.get("about") if isinstance(configured, dict) else None))
-    return own | {RUN_COLOUR: colour} | ({"mlflow.source.git.commit": commit} if commit else {})
+    return tags | {RUN_COLOUR: colour} | ({"mlflow.source.git.commit": commit} if commit else {})
 
 
 def ended_at(record: Record) -> str:
@@ -232,11 +231,11 @@ def ended_at(record: Record) -> str:
 def _flags_by_pass(record: Record) -> str:
     """Return the flags of a record, those of one pass with its name: `busy_host, unstable (backward)`."""
     of_passes = {name: measured.flags for name, measured in record.passes.items()}
-    said = []
+    words = []
     for flag in record.flags:
         passes = [name for name, flags in of_passes.items() if flag in flags]
-        said.append(flag if len(passes) in (0, len(of_passes)) else f"{flag} ({', '.join(passes)})")
-    return ", ".join(said)
+        words.append(flag if len(passes) in (0, len(of_passes)) else f"{flag} ({', '.join(passes)})")
+    return ", ".join(words)
 
 
 def user_name() -> str | None:

@@ -53,8 +53,7 @@ def silence() -> None:
 def find_experiment(client: "MlflowClient", name: str) -> "Experiment | None":
     """Return the experiment that was created under this name, which somebody may have changed since.
 
-    Raises:
-        UserError: the experiment is deleted.
+    Raises UserError if the experiment is deleted.
     """
     found = client.get_experiment_by_name(name)
     if found is None:

@@ -33,8 +33,7 @@ def database_file(uri: str) -> Path | None:
 def check_database(path: Path) -> bool:
     """Return whether there is a database, without importing MLflow.
 
-    Raises:
-        UserError: the file is not MLflow's, or of another version of it.
+    Raises UserError if the file is not MLflow's, or of another version of it.
     """
     if not path.exists() or (path.is_file() and not path.stat().st_size):
         return False

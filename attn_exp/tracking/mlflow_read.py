@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 def read_store(uri: str, experiment: str, names: Sequence[str]) -> list[Sweep]:
     """Return the sweeps of these names in an experiment of an MLflow store.
 
-    Raises:
-        UserError: there is no such store, experiment or sweep.
+    Raises UserError if there is no such store, experiment or sweep.
     """
     sweeps = []
     with _opened(uri, "name sweeps by their folders") as client, temporary_folder() as folder:

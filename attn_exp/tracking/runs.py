@@ -135,12 +135,12 @@ def keep_curves(
 
 
 def _create(client: "MlflowClient", experiment: str, parent: "Run", curve: Curve, digest: str) -> None:
-    own = {"kind": "curve", "sweep": parent.data.tags["attn_exp.sweep"], "label": curve.label, "curve": digest}
+    tags = {"kind": "curve", "sweep": parent.data.tags["attn_exp.sweep"], "label": curve.label, "curve": digest}
     new = NewRun(
         name=curve.name,
         parent=parent.info.run_id,
         moments=(curve.moment, curve.moment),
-        tags={f"attn_exp.{key}": value for key, value in own.items()} | {RUN_COLOUR: curve.colour},
+        tags={f"attn_exp.{key}": value for key, value in tags.items()} | {RUN_COLOUR: curve.colour},
         params=curve.params,
         # Between the sweep's own run and its jobs, of which MLflow then shows the first ten.
         metrics=_metrics(curve, curve.points | {LIST_PLACE: ((0, 0.5),)}),
@@ -219,16 +219,16 @@ class Runs:
     def add(self, record: Record, folder: Path) -> bool:
         """Store one job as a finished run, and return whether it was new; it replaces a run of an earlier attempt."""
         client, ended = self.connect(), ended_at(record)
-        there = self._runs.setdefault(record.request.job, [])
+        stored_runs = self._runs.setdefault(record.request.job, [])
         # Kept sweeps have the number.
-        kept = next((run for run, stored in there if stored in (ended, repr(record.finished_at))), None)
+        kept = next((run for run, stored in stored_runs if stored in (ended, repr(record.finished_at))), None)
         new = kept is None
         if kept is None:
             kept = create_job_run(client, self._experiment, self._parent, self._sweep_id, record, folder, self.answered)
-            there.append((kept, ended))
-        for old in [entry for entry in there if entry[0] != kept]:
+            stored_runs.append((kept, ended))
+        for old in [entry for entry in stored_runs if entry[0] != kept]:
             client.delete_run(old[0])
-            there.remove(old)
+            stored_runs.remove(old)
         return new
 
     def end(
@@ -271,11 +271,11 @@ class Runs:
                     store_standing(client, run, result, summary, page, with_note=run not in self._edited)
                     self.answered()
             for job, own_files in of_jobs.items():
-                own = self.sweep.folder / job
+                job_folder = self.sweep.folder / job
                 for run, _ in self._runs.get(job, ())[-1:]:
                     for file in own_files:
-                        if file.is_file() and is_inside(file, own):
-                            store_file(client, run, file, _place(file, own))
+                        if file.is_file() and is_inside(file, job_folder):
+                            store_file(client, run, file, _place(file, job_folder))
                             self.answered()
             if curves:
                 keep_curves(client, self._experiment, parent, curves, self.answered)
@@ -334,5 +334,5 @@ def _import_mlflow() -> None:
 
 def _place(file: Path, folder: Path) -> str | None:
     """Return the artifact path of one of the sweep's files: its path in the sweep's folder."""
-    own = file.parent
-    return own.relative_to(folder).as_posix() if own != folder and own.is_relative_to(folder) else None
+    parent = file.parent
+    return parent.relative_to(folder).as_posix() if parent != folder and parent.is_relative_to(folder) else None

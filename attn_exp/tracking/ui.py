@@ -24,8 +24,7 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 def checked(uri: str, host: str, port: int) -> str:
     """Return the absolute URI of a server, or of an existing database that MLflow can show on a free port.
 
-    Raises:
-        UserError: the database is missing or of another version of MLflow, or the port is in use.
+    Raises UserError if the database is missing or of another version of MLflow, or the port is in use.
     """
     uri = option_uri(uri)
     if is_server(uri):

@@ -115,7 +115,7 @@ def run_jobs(
         assert machine is not None
         target = folders[position]
         record = profile_job(record, prepared, machine, target, lambda word: announce(word, target))
-        failed = failed or any(one.status == "failed" for one in record.profiles.values())
+        failed = failed or any(profile_record.status == "failed" for profile_record in record.profiles.values())
         announce("done", target)
 
     machine.announce = lambda stage: announce(stage, at if at in folders else None)
@@ -148,8 +148,8 @@ def serve(reply_fd: int) -> None:
     for line in jobs:
         # As JSON, since a folder's name may have line breaks and bytes that are not UTF-8.
         run = line.rstrip("\n")
-        given = json.loads(run)
-        folders = [Path(folder) for folder in given["folders"]]
+        message = json.loads(run)
+        folders = [Path(folder) for folder in message["folders"]]
         replies.write(f"begin {run}\n")
         be_as_private_as(folders[0])
         for folder in folders:
@@ -164,8 +164,8 @@ def serve(reply_fd: int) -> None:
         machine, fit = run_jobs(
             folders,
             machine,
-            beside=Path(given["beside"]) if given["beside"] else None,
-            apart=given["apart"],
+            beside=Path(message["beside"]) if message["beside"] else None,
+            apart=message["apart"],
             announce=partial(_announce, replies, run),
             logs=True,
         )
@@ -217,22 +217,22 @@ def main(arguments: list[str] | None = None) -> int:
     for name in ("--reply-fd", "--parent", "--until"):
         parser.add_argument(name, type=int, help=argparse.SUPPRESS)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args(arguments)
-    if given.serve != (given.folder is None) or (given.serve and given.once):
+    options = parser.parse_args(arguments)
+    if options.serve != (options.folder is None) or (options.serve and options.once):
         parser.error("give a job's folder, or --serve")
     faulthandler.enable()
-    if given.parent is not None:
+    if options.parent is not None:
         # Ctrl-C reaches the whole foreground process group; the parent decides how to react.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        die_with_parent(given.parent)
+        die_with_parent(options.parent)
         prefer_to_be_killed()
-    if given.until is not None:
-        end_with(given.until)
-    if given.serve:
-        serve(given.reply_fd)
+    if options.until is not None:
+        end_with(options.until)
+    if options.serve:
+        serve(options.reply_fd)
         return 0
     try:
-        return measure_again(given.folder, once=given.once)
+        return measure_again(options.folder, once=options.once)
     except UserError as error:
         parser.error(str(error))
 

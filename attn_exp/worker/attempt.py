@@ -115,8 +115,7 @@ class Attempt:
     def stage(self, name: str) -> Iterator[None]:
         """Add the wall time inside to `stages_s[name]`, without that of nested stages.
 
-        Raises:
-            Stopped: the memory does not hold the reference, which the stage `accuracy` makes.
+        Raises Stopped if the memory does not hold the reference, which the stage `accuracy` makes.
         """
         outer_s, self._inner_s = self._inner_s, 0.0
         began = time.perf_counter()

@@ -36,9 +36,8 @@ class _Impossible(Exception):
 def measure_determinism(attempt: Attempt, machine: Machine, prepared: PreparedBackend) -> None:
     """Compare the bits of results of each requested pass, and keep what was found.
 
-    Raises:
-        Stopped: a call failed, or one has values that are not finite where others are, or calls differ although the
-            backend's option `deterministic` is set.
+    Raises Stopped if a call failed, or one has values that are not finite where others are, or calls differ although
+    the backend's option `deterministic` is set.
     """
     with attempt.stage("determinism"):
         # Its graph would lie beside another one.
@@ -71,34 +70,33 @@ class _Tally:
 
     def add(self, results: Results, usual: Results, name: Name) -> None:
         """Compare the tensors of one more result."""
-        for tensor, one in results.items():
-            self.compared.append((self.results, tensor, Compared.of(one, usual[tensor]), name))
+        for tensor, result in results.items():
+            self.compared.append((self.results, tensor, Compared.of(result, usual[tensor]), name))
         self.results += 1
 
     def fact(self, direction: str, least: int = 1) -> Bitwise:
         """Return what the comparisons say, `yes` only of so many results at least; waits for the device.
 
-        Raises:
-            Stopped: a result has values that are not finite where others are.
+        Raises Stopped if a result has values that are not finite where others are.
         """
-        numbers = first_differences([one for _, _, one, _ in self.compared])
-        for (_, tensor, one, name), each in zip(self.compared, numbers, strict=True):
+        numbers = first_differences([pair for _, _, pair, _ in self.compared])
+        for (_, tensor, pair, name), each in zip(self.compared, numbers, strict=True):
             here, usually = each[-2:]
             if here or usually:
-                which = name(tensor, index_of(each[1], one.shape)) if here else "the call that others are compared with"
-                raise Stopped("inaccurate", f"{direction}: {which} has values in {tensor} that are not finite")
-        several = [(*entry, found) for entry, found in zip(self.compared, numbers, strict=True) if found[0]]
+                call = name(tensor, index_of(each[1], pair.shape)) if here else "the call that others are compared with"
+                raise Stopped("inaccurate", f"{direction}: {call} has values in {tensor} that are not finite")
+        differing = [(*entry, row) for entry, row in zip(self.compared, numbers, strict=True) if row[0]]
         why = "; ".join(dict.fromkeys(self.why)) or None
-        if not several:
+        if not differing:
             same = True if self.results >= least and not self.cut else None
             return Bitwise(same=same, compared=self.results, why=why)
-        _, tensor, one, name, found = several[0]
-        place = index_of(found[1], one.shape)
+        _, tensor, pair, name, row = differing[0]
+        place = index_of(row[1], pair.shape)
         return Bitwise(
             same=False,
             compared=self.results,
-            differing=len({result for result, *_ in several}),
-            first=difference(one, found, tensor, name(tensor, place)),
+            differing=len({number for number, *_ in differing}),
+            first=difference(pair, row, tensor, name(tensor, place)),
             why=why,
         )
 
@@ -157,10 +155,10 @@ class _Comparing:
         case, usual = self._request.case, self._present()
         ways: dict[str, list[Callable[[dict[str, _Tally]], None]]] = {
             "positions": [
-                partial(self._elsewhere if one.case == case else self._apart, one, usual)
-                for one in other_positions(case, self._dice)
+                partial(self._elsewhere if batch.case == case else self._apart, batch, usual)
+                for batch in other_positions(case, self._dice)
             ],
-            "batch_sizes": [partial(self._apart, one, usual) for one in other_sizes(case, self._dice)],
+            "batch_sizes": [partial(self._apart, batch, usual) for batch in other_sizes(case, self._dice)],
         }
         for way, comparisons in ways.items():
             if not comparisons:
@@ -178,39 +176,39 @@ class _Comparing:
         """Return copies of what the calls read now."""
         contents = self._check.contents
         q, k, v, d_out = (contents.numbers(name).detach().clone() for name in ("q", "k", "v", "d_out"))
-        for one in (q, k, v):
-            one.requires_grad_(self._attempt.with_gradients)
+        for tensor in (q, k, v):
+            tensor.requires_grad_(self._attempt.with_gradients)
         seeded: Inputs = self._check.seeded()
         return replace(seeded, q_bhsd=q, k_bhsd=k, v_bhsd=v, d_out_bhsd=d_out)
 
-    def _elsewhere(self, other: OtherBatch, usual: Inputs, tallies: dict[str, _Tally]) -> None:
+    def _elsewhere(self, batch: OtherBatch, usual: Inputs, tallies: dict[str, _Tally]) -> None:
         """Compare the calls themselves on the rows at other positions."""
-        self._doing = other.names[0]
-        self._check.contents.write(other.inputs(usual))
+        self._doing = batch.names[0]
+        self._check.contents.write(batch.inputs(usual))
         synchronize(self._device)
         with self._prepared.scope():
-            self._compare(self._calls, self._check.form, other, tallies)
+            self._compare(self._calls, self._check.form, batch, tallies)
 
-    def _apart(self, other: OtherBatch, usual: Inputs, tallies: dict[str, _Tally]) -> None:
+    def _apart(self, batch: OtherBatch, usual: Inputs, tallies: dict[str, _Tally]) -> None:
         """Compare what the backend prepares for another batch."""
-        self._doing = f"{other.case.label()}, of which {other.names[0]}"
-        request, inputs = replace(self._request, case=other.case), other.inputs(usual)
+        self._doing = f"{batch.case.label()}, of which {batch.names[0]}"
+        request, inputs = replace(self._request, case=batch.case), batch.inputs(usual)
         backend = load_backend(request.backend)
         if reason := backend.unsupported(request.case, self._device):
             raise _Impossible(reason)
         calls = calls_for(request, self._check.workload, backend, inputs)
         with calls.scope():
-            self._compare(calls, ResultForm(inputs, calls.scales), other, tallies)
+            self._compare(calls, ResultForm(inputs, calls.scales), batch, tallies)
 
-    def _compare(self, calls: Calls, form: ResultForm, other: OtherBatch, tallies: dict[str, _Tally]) -> None:
+    def _compare(self, calls: Calls, form: ResultForm, batch: OtherBatch, tallies: dict[str, _Tally]) -> None:
         for direction, tally in tallies.items():
             results = form.results(direction, _pass_of(calls, direction)())
             if calls.scales:
                 raise _Impossible("the scales of results in codes are those of a whole batch")
             # That of sinks is the sum over the batch.
             results = {name: tensor for name, tensor in results.items() if name != "d_sink"}
-            usual = {name: other.picked(name, self._usual[direction][name]) for name in results}
-            tally.add(results, usual, other.name)
+            usual = {name: batch.picked(name, self._usual[direction][name]) for name in results}
+            tally.add(results, usual, batch.name)
         synchronize(self._device)
 
     def _late(self, *tallies: _Tally) -> bool:

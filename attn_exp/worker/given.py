@@ -29,10 +29,8 @@ def measure_tensors(
 ) -> list[Record]:
     """Measure functions on q, k and v, several of them interleaved as in a duel, and return a record of each.
 
-    `scale` is the factor of the scores, None for 1 / sqrt(head_dim), and `reference` the right function.
-
-    Raises:
-        ValueError: the reference cannot be used.
+    `scale` is the factor of the scores, None for 1 / sqrt(head_dim), and `reference` the right function. Raises
+    ValueError if the reference cannot be used.
     """
     request, device = requests[0], tensors[0].device
     case = request.case

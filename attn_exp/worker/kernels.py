@@ -27,8 +27,7 @@ _LEFT_BEHIND_US = 2.0
 def name_kernels(attempt: Attempt, machine: Machine, prepared: PreparedBackend, direction: str) -> float:
     """Record and check the kernels of one pass inside of its scope; return how many a call launches.
 
-    Raises:
-        Stopped: other kernels ran than the backend claims, or the call's stream did not wait for all of them.
+    Raises Stopped if other kernels ran than the backend claims, or the call's stream did not wait for all of them.
     """
     call, backend = prepared.calls[direction], prepared.backend
     l2 = attempt.request.measuring.l2

@@ -13,10 +13,7 @@ def check_limits(attempt: Attempt, machine: Machine, direction: str, peak: Peak 
 
     A time that is too short for the matrix product at the worker's start is compared with the fastest that the machine
     computes now, since a dtype may have no units of its own. On a CPU that other programs use no product shows what it
-    can reach: the record has the flag `busy_host`.
-
-    Raises:
-        Stopped: the time is shorter than any right result's.
+    can reach: the record has the flag `busy_host`. Raises Stopped if the time is shorter than any right result's.
     """
     case, measured = attempt.request.case, attempt.passes[direction]
     ranking = measured.timings[0]

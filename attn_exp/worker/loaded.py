@@ -25,8 +25,7 @@ def is_outdated(requests: Iterable[Request]) -> bool:
 def check_source(request: Request) -> None:
     """Note the source of the backend that was just loaded, and compare it with the request's.
 
-    Raises:
-        Stopped: it is another one.
+    Raises Stopped if it is another one.
     """
     found = source_of(str(request.backend["_target_"]))
     if found is None:

@@ -66,8 +66,7 @@ class PreparedBackend:
 def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
     """Prepare a job up to its first calls, and check their results.
 
-    Raises:
-        Stopped: the case is unsupported, or a result inaccurate.
+    Raises Stopped if the case is unsupported, or a result inaccurate.
     """
     request, case, device = attempt.request, attempt.request.case, machine.device
     # Collect cyclic garbage first; freeing it during the job would corrupt the memory delta. The young generations hold

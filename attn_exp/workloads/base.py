@@ -13,11 +13,7 @@ class Workload(Protocol):
     """Makes inputs, their reference, and the calls to time. Its inputs are `DifferentiableInputs` of its own kind."""
 
     def make_inputs(self, case: Case, device: str, seed: int, *, with_gradients: bool, kind: str = NORMAL) -> Any:
-        """Return new inputs of a kind from `seed`.
-
-        Raises:
-            ValueError: a block has no inputs of that kind.
-        """
+        """Return new inputs of a kind from `seed`. Raises ValueError if a block has no inputs of that kind."""
         ...
 
     def expected(
@@ -33,8 +29,7 @@ class Workload(Protocol):
     def calls(self, backend: Backend, case: Case, inputs: Any) -> Calls:
         """Return the calls with the backend's attention.
 
-        Raises:
-            Refused: the backend cannot be called inside this workload.
+        Raises Refused if the backend cannot be called inside this workload.
         """
         ...
 

@@ -39,8 +39,8 @@ class BlockWorkload:
     ) -> BlockInputs:
         """Return normally distributed operands and output gradient, and weights that keep each layer's scale.
 
-        Raises:
-            ValueError: another kind than `normal` was asked for: it describes q, k and v, which the block computes.
+        Raises ValueError if another kind than `normal` was asked for: it describes q, k and v, which the block
+        computes.
         """
         if kind != NORMAL:
             raise ValueError(f"a block has no inputs of the kind {kind}")
@@ -67,10 +67,8 @@ class BlockWorkload:
     def calls(self, backend: Backend, case: Case, inputs: BlockInputs) -> Calls:
         """Return the block with the backend's attention.
 
-        The heads of a token are adjacent, as projections leave them.
-
-        Raises:
-            Refused: the backend has no function of q, k and v.
+        The heads of a token are adjacent, as projections leave them. Raises Refused if the backend has no function of
+        q, k and v.
         """
         like = inputs.operands[0]
         lying = case.alone

@@ -44,8 +44,7 @@ class GivenFunction:
 class GivenTensors(AttentionAlone):
     """Attention of tensors that the user gave, as scaled_dot_product_attention defines it.
 
-    Args:
-        given: q, k, v and the output's gradient; they are copied and never changed.
+    `given` has q, k, v and the output's gradient; they are copied and never changed.
     """
 
     def __init__(self, given: Inputs) -> None:
@@ -85,10 +84,8 @@ class Operands:
 class GivenReference:
     """Tensors that the user gave, compared with a reference of their own; `counted` is whether the case has its work.
 
-    Tolerances are those of the reference in the tensors' own dtype, as for other jobs those of the formula are.
-
-    Raises:
-        ValueError: the reference's result is not finite, or has another shape than the output's gradient.
+    Tolerances are those of the reference in the tensors' own dtype, as for other jobs those of the formula are. Raises
+    ValueError if the reference's result is not finite, or has another shape than the output's gradient.
     """
 
     def __init__(self, case: Case, given: Inputs, reference: Reference, *, with_gradients: bool, counted: bool) -> None:

@@ -138,7 +138,7 @@ def test_a_step_takes_as_long_as_its_halves(machine, backend, timer):
         ("fakes.ZeroGradients", "inaccurate", "dq"),
     ],
 )
-def test_what_is_wrong_on_a_gpu_is_a_status_without_numbers(machine, target, status, words):
+def test_an_error_on_a_gpu_is_a_status_without_numbers(machine, target, status, words):
     record = measure(gpu_request(target, gpu_case(q_len=2048, heads=16, dim=128)), machine)
     assert record.status == status, record.reason
     assert words in (record.reason or "")

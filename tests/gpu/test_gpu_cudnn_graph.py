@@ -138,7 +138,7 @@ def test_a_deterministic_backward_repeats_to_the_bit_and_notes_what_it_takes():
     assert taken[True] != taken[False] > 0
 
 
-def test_what_cudnn_has_no_engine_for_is_refused_in_its_words():
+def test_a_case_without_an_engine_is_refused_in_the_words_of_cudnn():
     more_queries = replace(PLAIN, q_len=400, kv_len=350, align="top_left", window=100)
     with pytest.raises(Refused, match="max_s_q <= max_s_kv"):
         prepared(more_queries, make_inputs(more_queries, "cuda", 1, with_gradients=True))

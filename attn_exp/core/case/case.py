@@ -196,16 +196,16 @@ class Case:
             if not self.causal:
                 raise UserError(f"{name}={keys} {KINDS[name].does} a causal mask: set causal=true, or {name}=null")
         if len(numbers) > 1:
-            (name, keys), (other, others), *_ = numbers
-            raise UserError(f"{name}={keys} and {other}={others} are two masks: set {other}=null")
+            (name, keys), (second, second_keys), *_ = numbers
+            raise UserError(f"{name}={keys} and {second}={second_keys} are two masks: set {second}=null")
 
     def _check_lengths(self, lengths: tuple[int, ...], kv_lengths: tuple[int, ...] | None) -> None:
-        for name, own in (("lengths", lengths), ("kv_lengths", kv_lengths)):
-            if own is None:
+        for name, numbers in (("lengths", lengths), ("kv_lengths", kv_lengths)):
+            if numbers is None:
                 continue
-            whole = all(isinstance(length, int) and not isinstance(length, bool) and length > 0 for length in own)
-            if not own or not whole:
-                raise UserError(f"{name}={list(own)} must be whole positive numbers, for example {name}=[512,1536]")
+            whole = all(isinstance(length, int) and not isinstance(length, bool) and length > 0 for length in numbers)
+            if not numbers or not whole:
+                raise UserError(f"{name}={list(numbers)} must be whole positive numbers, for example {name}=[512,1536]")
         if kv_lengths is not None:
             self._check_requests(lengths, kv_lengths)
         if self.batch != 1 or self.q_len != sum(lengths) or self.kv_len != sum(kv_lengths or lengths):

@@ -67,15 +67,15 @@ class Filter:
     """A filter expression: Python parses it, and only a few node types of its syntax tree are accepted.
 
     Args:
-        known: the getter of each field.
+        getters: the getter of each field.
         values: returns the values that a field has, without None; text that is none of them is a mistake.
         fields: the names of fields as the message about an unknown one lists them.
     """
 
     def __init__(
-        self, expression: str, known: Mapping[str, Getter], values: Callable[[str], Sequence[Any]], fields: str
+        self, expression: str, getters: Mapping[str, Getter], values: Callable[[str], Sequence[Any]], fields: str
     ) -> None:
-        self._known = known
+        self._known = getters
         self._all_values = values
         self._fields = fields
         self._names: set[str] = set()
@@ -95,10 +95,9 @@ class Filter:
     def conjuncts(self) -> tuple[Conjunct, ...]:
         """Return the conditions that `and` joins; all of them hold where the expression does.
 
-        Raises:
-            UserError: the expression is invalid.
+        Raises UserError if the expression is invalid.
         """
-        tree, found = [self._parsed()], []
+        tree, conjuncts = [self._parsed()], []
         while tree:
             node = tree.pop()
             if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):
@@ -106,8 +105,8 @@ class Filter:
                 continue
             self._names, self._constants = set(), []
             test = self._condition(node, 0)
-            found.append(Conjunct(test, frozenset(self._names), tuple(self._constants)))
-        return tuple(found)
+            conjuncts.append(Conjunct(test, frozenset(self._names), tuple(self._constants)))
+        return tuple(conjuncts)
 
     def _parsed(self) -> ast.expr:
         try:
@@ -134,35 +133,35 @@ class Filter:
             case ast.BoolOp(op, values):
                 tests = [self._condition(value, depth + 1) for value in values]
                 if isinstance(op, ast.Or):
-                    return lambda one: any(test(one) for test in tests)
-                return lambda one: all(test(one) for test in tests)
+                    return lambda subject: any(test(subject) for test in tests)
+                return lambda subject: all(test(subject) for test in tests)
             case ast.UnaryOp(ast.Not(), operand):
                 test = self._condition(operand, depth + 1)
-                return lambda one: not test(one)
+                return lambda subject: not test(subject)
             case ast.Compare(left, ops, comparators):
                 sides = [left, *comparators]
                 tests = [self._comparison(*pair) for pair in zip(sides, ops, comparators, strict=False)]
-                return tests[0] if len(tests) == 1 else lambda one: all(test(one) for test in tests)
+                return tests[0] if len(tests) == 1 else lambda subject: all(test(subject) for test in tests)
             case ast.Name():
                 field = self._operand(node)
                 if field.name is None:
                     # A word on its own can only be meant as a field.
                     self._no_field(field.constant)
-                return lambda one: bool(field.get(one))
+                return lambda subject: bool(field.get(subject))
         raise self._unexpected(node)
 
     def _comparison(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Test:
-        one = self._operand(left)
+        field = self._operand(left)
         if not isinstance(op, (ast.In, ast.NotIn)):
-            return self._compare(one, type(op), self._operand(right))
+            return self._compare(field, type(op), self._operand(right))
         if not isinstance(right, ast.Tuple) and not self._spelled[: right.col_offset].rstrip().endswith("("):
             raise self._error("a '(' is missing")
         choices = right.elts if isinstance(right, ast.Tuple) else [right]
         if not choices:
             raise self._unexpected(right)
-        tests = [self._compare(one, ast.Eq, self._operand(choice)) for choice in choices]
+        tests = [self._compare(field, ast.Eq, self._operand(choice)) for choice in choices]
         negated = isinstance(op, ast.NotIn)
-        return lambda one: any(test(one) for test in tests) != negated
+        return lambda subject: any(test(subject) for test in tests) != negated
 
     def _compare(self, left: _Operand, op: type[ast.cmpop], right: _Operand) -> Test:
         if left.name is None and right.name is None:
@@ -174,10 +173,10 @@ class Filter:
         compare, ordered = _COMPARISONS[op], op in _SIGNS
 
         def test(of: Any) -> bool:
-            one, other = left.get(of), right.get(of)
-            if ordered and (one is None or other is None or _kind(one) != _kind(other)):
+            value, bound = left.get(of), right.get(of)
+            if ordered and (value is None or bound is None or _kind(value) != _kind(bound)):
                 return False
-            return compare(one, other)
+            return compare(value, bound)
 
         return test
 
@@ -185,12 +184,12 @@ class Filter:
         """Return the constant if the field can be compared with it."""
         assert field.name is not None
         value = DTYPES.get(constant.constant, constant.constant) if field.name == "dtype" else constant.constant
-        there = self._values_of(field.name)
-        if op in _SIGNS and any(_kind(value) != _kind(other) for other in there[:1]):
-            types = f"{_kind(there[0])} with {_kind(value)}"
-            raise self._error(f"{field.name} {_SIGNS[op]} {value!r} compares {types}, {field.name} is {there[0]!r}")
-        if isinstance(value, str) and value not in there:
-            choices = sorted(str(other) for other in there)
+        values = self._values_of(field.name)
+        if op in _SIGNS and any(_kind(value) != _kind(example) for example in values[:1]):
+            types = f"{_kind(values[0])} with {_kind(value)}"
+            raise self._error(f"{field.name} {_SIGNS[op]} {value!r} compares {types}, {field.name} is {values[0]!r}")
+        if isinstance(value, str) and value not in values:
+            choices = sorted(str(choice) for choice in values)
             raise self._error(
                 f"{field.name} is never '{printable(value)}': "
                 f"{nearest(value, choices)}its values are {', '.join(choices[:12]) or 'all missing'}"
@@ -247,8 +246,8 @@ def unknown_field(name: str, near: str, key: str, fields: str) -> UserError:
 def typed_lists(get: Getter) -> Getter:
     """Return a getter that turns lists into the text a user would type, `[512,1536]`."""
 
-    def typed(one: Any) -> Any:
-        value = get(one)
+    def typed(subject: Any) -> Any:
+        value = get(subject)
         return word(value) if isinstance(value, (tuple, list)) else value
 
     return typed

@@ -18,10 +18,8 @@ def packed_lengths(lengths: Any, kv_lengths: Any) -> tuple[Lengths | None, Lengt
     """Return the queries and the keys of packed sequences; None if there are none, or as many keys as queries.
 
     Requests are written as in vLLM's attention benchmark (benchmarks/attention_benchmarks): `2q2k` are two of 2,048
-    queries, `32q1s1k` are 32 of one query with 1,024 keys, and `_` parts them.
-
-    Raises:
-        UserError: they are neither lists nor requests.
+    queries, `32q1s1k` are 32 of one query with 1,024 keys, and `_` parts them. Raises UserError if they are neither
+    lists nor requests.
     """
     if isinstance(lengths, str):
         if kv_lengths is not None:

@@ -138,8 +138,7 @@ def _write(whole: Mapping[str, Any], path: Path) -> None:
 def read_table(path: Path) -> DispatchTable:
     """Return the table in a file.
 
-    Raises:
-        UserError: the file cannot be read, has another schema, is no table, or was changed since it was written.
+    Raises UserError if the file cannot be read, has another schema, is no table, or was changed since it was written.
     """
     try:
         whole = msgspec.json.decode(read_whole(path, _LARGEST))

@@ -20,9 +20,7 @@ THROTTLED = "cpu_throttled"
 class CpuReader:
     """Readings of the processor between `begin` and `end`, one at each call of `look`.
 
-    Args:
-        cpus: the processors that this process may run on.
-        root: the root of the file system.
+    `cpus` are the processors that this process may run on, `root` is the root of the file system.
     """
 
     source = "linux"

@@ -61,10 +61,7 @@ class Reading:
     def of(cls, fields: Mapping[str, Any]) -> "Reading":
         """Return the reading of decoded fields.
 
-        Raises:
-            KeyError: it has no time.
-            TypeError: a field is no number.
-            ValueError: a field is not finite.
+        Raises KeyError if it has no time, TypeError if a field is no number, ValueError if one is not finite.
         """
         names = ("at", "clock_mhz", "memory_clock_mhz", "temperature_c", "power_w", "energy_j", "energy_at")
         numbers = {name: float(fields[name]) for name in names if fields.get(name) is not None}

@@ -40,8 +40,7 @@ def write_record(record: Record, folder: Path) -> None:
 def read_record(folder: Path) -> Record | None:
     """Return the record in a job's folder, or None if there is none.
 
-    Raises:
-        RecordError: the file cannot be read, or is not a record of this schema.
+    Raises RecordError if the file cannot be read, or is not a record of this schema.
     """
     path = folder / FILE_NAME
     try:
@@ -64,8 +63,7 @@ def sound_record(folder: Path) -> Record | None:
 def decode_record(content: bytes, path: Path) -> Record:
     """Decode a record's file; `path` is for messages.
 
-    Raises:
-        RecordError: it is not a record of this schema, or says what no record can (core/record/soundness.py).
+    Raises RecordError if it is not a record of this schema, or says what no record can (core/record/soundness.py).
     """
     try:
         with DECODING:

@@ -20,7 +20,7 @@ from attn_exp.core.stats.summary import Summary, medians_by_round, summarize
 
 # Timers that do not measure the work: no rate follows from their times.
 ISSUE_ONLY = ("dispatch",)
-# Of the time in which the power was measured, the share that the call has to take: else it is not the call's power.
+# The call has to take this share of the time in which the power was measured: else it is not the call's power.
 CALL_SHARE = 0.5
 
 
@@ -131,9 +131,9 @@ def metric(
     """
 
     def register(compute: Callable[[TimedPass], Value]) -> Callable[[TimedPass], Value]:
-        own = name or compute.__name__
-        METRICS[own] = Metric(
-            name=own,
+        full_name = name or compute.__name__
+        METRICS[full_name] = Metric(
+            name=full_name,
             unit=unit,
             description=(compute.__doc__ or "").partition("\n")[0].rstrip("."),
             compute=compute,
@@ -141,7 +141,7 @@ def metric(
             rate=rate,
             follows_clock=unit in _FOLLOW_CLOCK if follows_clock is None else follows_clock,
             of_power=of_power,
-            head=head or own.replace("_", " "),
+            head=head or full_name.replace("_", " "),
             parts=parts,
         )
         metric_named.cache_clear()
@@ -156,11 +156,11 @@ def metric_named(name: str) -> Metric:
     if name in METRICS:
         return METRICS[name]
     # The longest first: `error_out_worst_row` is of `error_{tensor}_worst_row`, not of `error_{tensor}`.
-    for known in sorted(METRICS, key=len, reverse=True):
-        head, placeholder, tail = re.split(r"(\{\w+\})", known) if "{" in known else (known, "", "")
+    for family in sorted(METRICS, key=len, reverse=True):
+        head, placeholder, tail = re.split(r"(\{\w+\})", family) if "{" in family else (family, "", "")
         if placeholder and len(name) > len(head + tail) and name.startswith(head) and name.endswith(tail):
             part = name[len(head) : len(name) - len(tail)]
-            return replace(METRICS[known], head=METRICS[known].head.replace(placeholder, part))
+            return replace(METRICS[family], head=METRICS[family].head.replace(placeholder, part))
     return Metric(name, "", "", lambda timed: None, follows_clock=name.endswith("_us"), head=name.replace("_", " "))
 
 
@@ -179,10 +179,10 @@ def pass_metrics(
     timed = TimedPass(case, direction, measured, work, ceilings, peak, compiled)
     issue_only = measured.timings[0].timer in ISSUE_ONLY
     values: dict[str, float | None] = {}
-    for name, one in METRICS.items():
-        if one.rate and issue_only:
+    for name, entry in METRICS.items():
+        if entry.rate and issue_only:
             continue
-        value = one.compute(timed)
+        value = entry.compute(timed)
         if isinstance(value, Mapping):
             values |= {named(name, part): figure for part, figure in value.items()}
         else:
@@ -482,36 +482,36 @@ def recompilations(timed: TimedPass) -> Value:
 @metric("us", name="{timer}_time_us", parts=("kernel", "event"))
 def secondary_time_us(timed: TimedPass) -> Value:
     """Median by each secondary timer that ran: `kernel_time_us`, `event_time_us`, `device_time_us`."""
-    return {other.timer: summarize(other.times_us, other.rounds).median_us for other in timed.measured.timings[1:]}
+    return {timing.timer: summarize(timing.times_us, timing.rounds).median_us for timing in timed.measured.timings[1:]}
 
 
 @metric("share")
 def launch_share(timed: TimedPass) -> Value:
     """Share of `event_time_us` that is not `time_us`: launches by the host, which a CUDA graph avoids."""
-    ranking, *others = timed.measured.timings
-    events = [other for other in others if other.timer == "event"]
+    ranking, *secondary = timed.measured.timings
+    events = [timing for timing in secondary if timing.timer == "event"]
     if ranking.timer != "device" or not events:
         return None
-    device, event = (summarize(one.times_us, one.rounds).median_us for one in (ranking, events[0]))
+    device, event = (summarize(timing.times_us, timing.rounds).median_us for timing in (ranking, events[0]))
     return max(0.0, 1 - device / event)
 
 
 @metric("share", name="error_{tensor}", parts=("out", "dq", "dk", "dv", "d_sink", "dx"))
 def error(timed: TimedPass) -> Value:
     """[Error](checks.md) relative to the reference's norm: out, dq, dk, dv, d_sink; of a block also dx, d_NAME."""
-    return {tensor: one.relative for tensor, one in timed.measured.errors.items()}
+    return {tensor: figure.relative for tensor, figure in timed.measured.errors.items()}
 
 
 @metric("share", name="error_{tensor}_worst_row")
 def error_worst_row(timed: TimedPass) -> Value:
     """The same for the worst row along the last dimension."""
-    return {tensor: one.worst_row for tensor, one in timed.measured.errors.items()}
+    return {tensor: figure.worst_row for tensor, figure in timed.measured.errors.items()}
 
 
 @metric("value", name="error_{tensor}_max_abs")
 def error_max_abs(timed: TimedPass) -> Value:
     """Largest absolute difference."""
-    return {tensor: one.max_abs for tensor, one in timed.measured.errors.items()}
+    return {tensor: figure.max_abs for tensor, figure in timed.measured.errors.items()}
 
 
 def ranking_medians(record: Record, direction: str) -> dict[int, float]:

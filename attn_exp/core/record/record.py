@@ -234,7 +234,7 @@ class Record:
 
     def lacking(self, request: Request) -> list[str]:
         """Return the names of a request's profilers that the record has no profile of."""
-        return [str(one["name"]) for one in request.profilers if one["name"] not in self.profiles]
+        return [str(profiler["name"]) for profiler in request.profilers if profiler["name"] not in self.profiles]
 
     @property
     def device_name(self) -> str:

@@ -88,12 +88,7 @@ def backend_label(name: str, compile_: Compile, providers: Iterable[str | None] 
     """Return a backend's name in tables: `flash`, `flex+max-autotune`, `auto (cudnn)`.
 
     The compile mode, or what the user named the compilation, belongs to the name because compiling makes it another
-    competitor.
-
-    Args:
-        name: the backend's name.
-        compile_: the compilation of its attention.
-        providers: for each pass, the backend whose kernels a dispatching backend ran.
+    competitor. `providers` are, for each pass, the backend whose kernels a dispatching backend ran.
     """
     label = name if compile_.mode == "none" else f"{name}+{compile_.name or compile_.mode}"
     # A backend that ran its own kernels adds nothing to its name.
@@ -154,8 +149,7 @@ _Decoded = TypeVar("_Decoded")
 def read_requests(folder: Path) -> list[tuple[Request, Path]]:
     """Return a folder's request, or a duel's several, each with the folder for its record.
 
-    Raises:
-        RecordError: the file is no request. The message names it.
+    Raises RecordError if the file is no request. The message names it.
     """
     duel = folder / DUEL_NAME
     if duel.exists():

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # The mark before a winner's value; pages show such a value in bold.
 MARK = "*"
-# What a spreadsheet takes for a formula (OWASP, CSV injection); numbers may begin with a sign.
+# A spreadsheet takes this for a formula (OWASP, CSV injection); numbers may begin with a sign.
 _FORMULA = re.compile(r"[=@\t\r]|[+-](?![\d.]|inf|nan)")
 
 

@@ -103,8 +103,7 @@ def json_text(page: Page, *, limit: int | None = None) -> str:
 def format_of(form: str | None, file: str | None) -> str:
     """Return the requested format, else that of the file's ending, else `table`.
 
-    Raises:
-        UserError: the ending is unknown and no format was requested.
+    Raises UserError if the ending is unknown and no format was requested.
     """
     ending = Path(file).suffix if file else ""
     named = next((name for name, own in FORMATS.items() if own == ending), None)

@@ -40,8 +40,7 @@ class Check:
     def first(self, results: Results) -> tuple[dict[str, TensorError], str | None]:
         """Compare the first calls' results on the inputs of the seed; return the errors, and what is wrong or None.
 
-        Raises:
-            Stopped: the tensors that the backend says its calls read have other numbers, or it wrote into them.
+        Raises Stopped if the tensors that the backend says its calls read have other numbers, or it wrote into them.
         """
         seeded = self.seeded()
         if other := self.contents.written(seeded):
@@ -54,10 +53,8 @@ class Check:
     def hard(self) -> None:
         """Call each pass on hard values, untimed, and compare; the inputs are then those of the seed again.
 
-        Values that are a block's inputs reach its attention only through projections: that is checked alone.
-
-        Raises:
-            Stopped: a result is inaccurate.
+        Values that are a block's inputs reach its attention only through projections: that is checked alone. Raises
+        Stopped if a result is inaccurate.
         """
         request, seeded = self.attempt.request, self.seeded()
         if request.case.workload is not None:
@@ -81,8 +78,7 @@ class Check:
     def after(self) -> None:
         """Compare what was kept of timed blocks.
 
-        Raises:
-            Stopped: a result is inaccurate, or the backend wrote into its inputs.
+        Raises Stopped if a result is inaccurate, or the backend wrote into its inputs.
         """
         with self.attempt.stage("accuracy"), self.machine.settings.again():
             seeded = self.seeded()
@@ -163,10 +159,8 @@ class Check:
     def _gold(self, seeded: Any) -> Expected:
         """Return what the first calls are compared with: the reference, or the same rows of eager PyTorch.
 
-        The reference keeps what eager PyTorch has not, as `d_sink`.
-
-        Raises:
-            Stopped: eager PyTorch needs more memory than there is.
+        The reference keeps what eager PyTorch has not, as `d_sink`. Raises Stopped if eager PyTorch needs more memory
+        than there is.
         """
         expected, request = self._expected(seeded), self.attempt.request
         if request.measuring.gold != "eager":

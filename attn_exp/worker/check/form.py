@@ -31,8 +31,7 @@ class ResultForm:
     def results(self, direction: str, returned: Any) -> Results:
         """Return what a call returned by name, without its graph.
 
-        Raises:
-            Stopped: it is not what a call of that pass returns.
+        Raises Stopped if it is not what a call of that pass returns.
         """
         names = self._names[direction]
         tensors = (returned,) if direction == "forward" else returned

@@ -72,7 +72,7 @@ class TimedCheck:
     form: ResultForm
     scales: Mapping[str, float]
     kept: dict[int, Kept] = field(default_factory=dict)
-    # Where the present round is kept, and the rows of queries and keys of it, on the device; None if it is not.
+    # The slot of the present round, and the rows of queries and keys of it, on the device; None if it is not kept.
     _slot: int | None = None
     _places: tuple[Places, Places] | None = None
     _on_device: dict[str, Places] = field(default_factory=dict)
@@ -91,8 +91,7 @@ class TimedCheck:
     def after_block(self, number: int, last: Any) -> None:
         """Keep rows of what the last call of a drawn round's block returned.
 
-        Raises:
-            Stopped: it has another form than results have.
+        Raises Stopped if it has another form than results have.
         """
         if self._slot is None or last is None:
             return

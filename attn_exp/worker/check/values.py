@@ -66,8 +66,7 @@ class ValuesCheck:
     def check(self, kind: str) -> None:
         """Compare one call of each pass on values of a kind, `NORMAL`, `HARD` or `FAINT`.
 
-        Raises:
-            Stopped: a result is inaccurate.
+        Raises Stopped if a result is inaccurate.
         """
         request = self.request
         with self.attempt.stage("accuracy"), self.machine.settings.again():
@@ -79,11 +78,11 @@ class ValuesCheck:
                 # If the formula itself is not finite there is no tolerance; the record has no such call then.
                 return
         made = self._calls_on(values, OTHER if kind == HARD else None, between=0 if kind == FAINT else _BETWEEN)
-        found, strides_kept = self._verdict(values, row, expected, made.results), False
-        if found.wrong and made.layout is not None and _unlike(found) and self._right_at_first(values, made.layout):
+        verdict, strides_kept = self._verdict(values, row, expected, made.results), False
+        if verdict.wrong and made.layout is not None and _unlike(verdict) and self._right_at_first(values, made.layout):
             made, strides_kept = replace(self._calls_on(values, None), overwritten=made.overwritten), True
-            found = self._verdict(values, row, expected, made.results)
-        wrong = found.wrong
+            verdict = self._verdict(values, row, expected, made.results)
+        wrong = verdict.wrong
         if wrong:
             why = self._why(values, row, expected, made)
             wrong = wrong if why is None else f"{why}: {wrong}"
@@ -104,9 +103,9 @@ class ValuesCheck:
                 passes=("forward", "backward") if self.attempt.with_gradients else ("forward",),
                 inputs=_DESCRIBED.get(kind) or distribution(request.case),
                 largest_score=expected.largest_score,
-                rows=found.rows,
-                rows_of=found.rows_of,
-                heads=found.heads,
+                rows=verdict.rows,
+                rows_of=verdict.rows_of,
+                heads=verdict.heads,
                 form=forms,
                 overwritten=overwritten,
                 strides_refused=refused,
@@ -204,12 +203,12 @@ class ValuesCheck:
         gradients, refused = self._in_layout(made.out, layout)
         if gradients is None:
             return None, refused, False
-        found = self._verdict(values, row, expected, self.form.results("backward", gradients))
-        if found.wrong is None:
+        verdict = self._verdict(values, row, expected, self.form.results("backward", gradients))
+        if verdict.wrong is None:
             return None, False, False
-        if _unlike(found) and self._right_at_first(values, layout):
+        if _unlike(verdict) and self._right_at_first(values, layout):
             return None, False, True
-        return f"the backward is wrong where the output's gradient {layout.words}: {found.wrong}", False, False
+        return f"the backward is wrong where the output's gradient {layout.words}: {verdict.wrong}", False, False
 
     def _in_layout(self, out: torch.Tensor, layout: Layout) -> tuple[tuple[torch.Tensor, ...] | None, bool]:
         """Return the gradients of an output whose own gradient lies in a layout, and whether it was refused.
@@ -240,7 +239,7 @@ class ValuesCheck:
             return False
         group = case.q_heads // case.kv_heads
         kv_heads = next(heads for heads in layout.heads if heads != case.kv_heads)
-        other = replace(case, batch=1, q_heads=kv_heads * group, kv_heads=kv_heads)
+        small = replace(case, batch=1, q_heads=kv_heads * group, kv_heads=kv_heads)
         of_keys = torch.arange(kv_heads, device=values.q_bhsd.device) % case.kv_heads
         of_queries = (of_keys[:, None] * group + torch.arange(group, device=of_keys.device)).flatten()
         q, d_out = (tensor.detach()[:, of_queries] for tensor in (values.q_bhsd, values.d_out_bhsd))
@@ -250,14 +249,14 @@ class ValuesCheck:
         inputs, lying = Inputs(q, k, v, d_out, kind=values.kind), layout.of(d_out)
         try:
             with uncompiled():
-                found = None if lying is None else gradients_of(attention(q, k, v), inputs, lying)
+                grads = None if lying is None else gradients_of(attention(q, k, v), inputs, lying)
         except Exception:
-            found = None
-        if found is None:
+            grads = None
+        if grads is None:
             return False
         with self.attempt.stage("accuracy"), self.machine.settings.again():
-            known = reference(other, inputs, with_gradients=True)
-            errors = [tensor_error(one, known[name]) for one, name in zip(found, inputs.gradient_names, strict=True)]
+            right = reference(small, inputs, with_gradients=True)
+            errors = [tensor_error(grad, right[name]) for grad, name in zip(grads, inputs.gradient_names, strict=True)]
         return all(error.relative is not None and error.relative < _RIGHT for error in errors)
 
     def _hides_nan(self) -> bool:
@@ -277,7 +276,7 @@ class ValuesCheck:
         return bool(out[0, 0, seeing[-1]].isfinite().all())
 
 
-def _unlike(found: Verdict) -> bool:
+def _unlike(verdict: Verdict) -> bool:
     """Whether a gradient has little to do with its reference."""
-    gradients = [error.relative for name, error in found.errors.items() if name != "out"]
+    gradients = [error.relative for name, error in verdict.errors.items() if name != "out"]
     return any(relative is None or relative > _UNLIKE for relative in gradients)

@@ -176,10 +176,8 @@ class Machine:
         """Return values for one row of a case's batch, a row drawn at random, and the reference of the values.
 
         Rows of a batch do not depend on each other: all get these values, in the layout and with the scales of `like`.
-        The next rival of the same case gets the same.
-
-        Raises:
-            ValueError: the formula's result on these values is not finite, so that there is no tolerance.
+        The next rival of the same case gets the same. Raises ValueError if the formula's result on these values is not
+        finite, so that there is no tolerance.
         """
         one = replace(request.case, batch=1)
         key = kind, one, like.scales, with_gradients
