@@ -119,7 +119,10 @@ def _mask(case: Case, device: torch.device) -> Any:
     if case.kv_lengths is not None:
         first, last = seen_keys(case, torch.arange(case.q_len, device=device))
         return lambda b, h, q, k: (k >= first[q]) & (k <= last[q])
+    # As numbers: the function is compiled.
     offset, begin, end = case.offset, case.mask.first, case.mask.end
+    step, shift, least = (1, 0, None) if end is None else (end.step, end.shift, end.least)
+    first_step, first_shift = (1, 0) if begin is None else (begin.step, begin.shift)
     sequence = start = None
     if case.lengths is not None:
         sequence = sequence_ids(case, device)
@@ -129,10 +132,11 @@ def _mask(case: Case, device: torch.device) -> Any:
         visible, first = k >= 0, 0 if start is None else start[q]
         key, own = k - first, q + offset - first
         if end is not None:
-            visible = visible & (key < replace(end, least=None).at(own))
-            visible = visible if end.least is None else visible | (key < end.least)
+            visible = visible & (key < (own if step == 1 else own // step * step) + shift)
+        if least is not None:
+            visible = visible | (key < least)
         if begin is not None:
-            visible = visible & (key >= begin.at(own))
+            visible = visible & (key >= (own if first_step == 1 else own // first_step * first_step) + first_shift)
         if sequence is not None:
             visible = visible & (sequence[q] == sequence[k])
         return visible

@@ -1,3 +1,4 @@
+import ctypes
 import json
 import statistics
 from dataclasses import replace
@@ -20,6 +21,7 @@ from attn_exp.timers import make_timer
 from attn_exp.timers.card import Card
 from attn_exp.timers.loop import Entry, sample, sample_turns
 from attn_exp.timers.stopping import StoppingRule
+from attn_exp.worker.machine.settings import OwnState, Settings
 from attn_exp.worker.measure import measure
 
 pytestmark = pytest.mark.gpu
@@ -146,6 +148,14 @@ def test_an_error_on_a_gpu_is_a_status_without_numbers(machine, target, status, 
 
 
 @ALONE
+def test_lines_of_the_l2_cache_that_a_backend_made_persistent_are_given_back(machine):
+    driver, limit = ctypes.CDLL("libcuda.so.1"), ctypes.c_size_t()
+    assert driver.cuCtxSetLimit(6, ctypes.c_size_t(10 << 20)) == 0
+    with OwnState(Settings.now()).inside():
+        assert driver.cuCtxGetLimit(ctypes.byref(limit), 6) == 0
+    assert limit.value == 0
+
+
 def test_a_small_call_is_launch_bound_and_says_so(machine):
     record = measure(gpu_request(SDPA["flash"], gpu_case(batch=1, q_len=128), "flash"), machine)
     assert record.status == "ok"

@@ -1,6 +1,7 @@
 """PyTorch's settings of a whole process: a backend may set them for itself, not for the judge or another job."""
 
 import contextlib
+import ctypes
 import gc
 import sys
 import warnings
@@ -56,6 +57,23 @@ _SETTINGS: dict[str, _Setting] = {
 }
 
 
+# CU_LIMIT_PERSISTING_L2_CACHE_SIZE (cuda.h).
+_PERSISTING_L2 = 6
+
+
+def reset_persisting_l2() -> None:
+    """Make all lines of the GPU's L2 cache normal ones if a backend let some persist: others would have less of it.
+
+    The limit becomes 0 as well (CUDA driver API, cuCtxResetPersistingL2Cache; nvbench#458, llm.c#851).
+    """
+    if not torch.cuda.is_initialized():
+        return
+    driver, limit = ctypes.CDLL("libcuda.so.1"), ctypes.c_size_t()
+    if driver.cuCtxGetLimit(ctypes.byref(limit), _PERSISTING_L2) == 0 and limit.value:
+        driver.cuCtxResetPersistingL2Cache()
+        driver.cuCtxSetLimit(_PERSISTING_L2, ctypes.c_size_t(0))
+
+
 @dataclass(frozen=True)
 class Settings:
     """The settings as they were."""
@@ -108,6 +126,7 @@ class OwnState:
             yield
             return
         self._is_inside = True
+        reset_persisting_l2()
         self._own.restore()
         try:
             yield
