@@ -156,6 +156,7 @@ def test_lines_of_the_l2_cache_that_a_backend_made_persistent_are_given_back(mac
     assert limit.value == 0
 
 
+@ALONE
 def test_a_small_call_is_launch_bound_and_says_so(machine):
     record = measure(gpu_request(SDPA["flash"], gpu_case(batch=1, q_len=128), "flash"), machine)
     assert record.status == "ok"

@@ -37,11 +37,9 @@ ENTRIES = sorted(
     (entry for entry in load() if entry.device == "cuda"),
     key=lambda entry: (repr(entry.case), entry.passes, entry.name),
 )
-# Other processes stretch the kernels of a trace, by which a side stream is judged.
+# Other processes stretch the kernels of a trace, by which a side stream is judged: an honest backend has none.
 HERE = [
-    pytest.param(entry, marks=[pytest.mark.alone] * (entry.name == "SideStreamJoined"))
-    for entry in ENTRIES
-    if not entry.worker
+    pytest.param(entry, marks=[pytest.mark.alone] * (entry.group == "honest")) for entry in ENTRIES if not entry.worker
 ]
 APART = [entry for entry in ENTRIES if entry.worker]
 # With the seconds in which a worker opens the device.

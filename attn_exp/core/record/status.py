@@ -93,7 +93,7 @@ STATUSES: dict[Status, StatusInfo] = {
         final=True,
         set_by=("worker/attempt.py", "worker/check/check.py", "execution/worker.py"),
         why="an allocation failed, or the kernel killed the worker for its memory; measured again if others had taken "
-        "more than a GiB",
+        "more than 1.5 GiB",
         short="memory",
     ),
     "unavailable": StatusInfo(
@@ -125,8 +125,8 @@ STATUSES: dict[Status, StatusInfo] = {
     ),
 }
 
-# Of what others took of a memory; less may be of the system, or of libraries that the job loaded.
-_MUCH_BYTES = 1 << 30
+# Of what others took of a memory. Less may be of libraries that the job loaded: 0.9 GB of an H200 that was idle.
+_MUCH_BYTES = 3 << 29
 
 
 def is_final(status: Status, environment: Mapping[str, Any]) -> bool:
