@@ -192,6 +192,18 @@ def test_a_replay_stores_the_pages_of_profiled_jobs_too(
     assert stored.read_text() == "what bounds it"
 
 
+def test_a_sweep_that_lost_its_identity_is_known_by_its_jobs(ready: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert logged(ready, a_record("a", metrics=TIMES), a_record("b", metrics=TIMES)) is None
+    before = runs_of(ready)
+    (ready / "first" / "sweep.id").unlink()
+    place = [f"tracker.{key}={value}" for key, value in config(ready).items() if key in ("uri", "artifacts")]
+    assert log_main(["./first", *place]) == 0, capsys.readouterr()
+    after = runs_of(ready)
+    assert [after[0].info.run_id, *(run.info.run_id for run in after[1])] == [
+        before[0].info.run_id, *(run.info.run_id for run in before[1])
+    ]  # fmt: skip
+
+
 def test_a_killed_process_leaves_no_job_running_and_its_sweep_is_taken_up(ready: Path) -> None:
     (ready / "first").mkdir()
     tracker = make_tracker(config(ready))

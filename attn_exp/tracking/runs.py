@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from attn_exp.core.errors import UserError, is_inside
-from attn_exp.core.record.file import FILE_NAME, LOG_NAME
+from attn_exp.core.record.file import FILE_NAME, LOG_NAME, sound_record
 from attn_exp.core.record.record import Record
 from attn_exp.core.record.request import Request
 from attn_exp.core.record.status import STATUSES
@@ -293,7 +293,7 @@ class Runs:
             "attn_exp.version": __version__,
             RUN_COLOUR: _NEUTRAL,
         }
-        parents = search(client, self._experiment, identity)
+        parents = search(client, self._experiment, identity) or self._parents_of_a_job(client)
         if parents:
             parent = str(parents[-1].info.run_id)
             self.answered()
@@ -323,6 +323,20 @@ class Runs:
             finished = run.data.tags.get(FINISHED_AT) if run.info.status != "RUNNING" else None
             self._runs.setdefault(run.data.tags.get(JOB, ""), []).append((run.info.run_id, finished))
         return parent
+
+    def _parents_of_a_job(self, client: "MlflowClient") -> "list[Run]":
+        """Return the sweep's run by one of its jobs, where the folder lost its identity: none if there is no record."""
+        for path in sorted(self.sweep.folder.glob(f"*/{FILE_NAME}")):
+            record = sound_record(path.parent)
+            if record is not None:
+                for ended in (ended_at(record), repr(record.finished_at)):
+                    of_job = {JOB: record.request.job, FINISHED_AT: ended, "attn_exp.kind": "job"}
+                    for run in search(client, self._experiment, of_job, self.answered):
+                        parent = client.get_run(run.data.tags[_PARENT])
+                        self._sweep_id = parent.data.tags.get(SWEEP_ID, self._sweep_id)
+                        return [parent] if parent.info.lifecycle_stage == "active" else []
+                return []
+        return []
 
 
 @functools.cache
