@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import cli
 import fakes
 import pytest
 import sweeps
@@ -189,6 +190,26 @@ def test_a_changed_file_is_not_measured_with_the_module_that_was_loaded_before(p
     # The first one's record is not that of the file as it is now.
     assert done_record(ends[1].request, folder / "b") is not None
     assert done_record(request(place, "b"), folder / "b") is None
+
+
+SAVES = """
+from pathlib import Path
+from attn_exp.backends.eager import Eager
+
+class Saves(Eager):
+    def prepare(self, case, inputs):
+        Path(__file__).write_text(Path(__file__).read_text() + "# again")
+        return super().prepare(case, inputs)
+"""
+
+
+def test_a_sweep_ends_when_a_backend_s_file_is_saved(tmp_path):
+    (tmp_path / "saving.py").write_text(SAVES)
+    words = ("backend._target_=saving.Saves", "~backend.name", "batch=1,2,3", "sweep=night")
+    done = cli.run("-m", *words, *(word for word in cli.QUICK if word != "batch=1"), cwd=tmp_path)
+    assert (done.returncode, "the files of backend saves were changed while the sweep ran" in done.stderr) == (2, True)
+    (record,) = cli.records(tmp_path, "night").values()
+    assert record.status == "ok"
 
 
 def of_source(sha256, us, **more):

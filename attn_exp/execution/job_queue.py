@@ -159,7 +159,7 @@ class JobQueue:
                 request=pending.request,
                 status=status,
                 reason=with_others(reason, others),
-                environment={} if others is None else {"memory_of_others": others},
+                environment={} if others is None else {"memory_of_others": [*others]},
                 started_at=pending.submitted_at,
                 finished_at=time.time(),
             )

@@ -24,6 +24,7 @@ from attn_exp.core.live_line import LiveLine
 from attn_exp.core.record.record import METHOD_VERSION, Record
 from attn_exp.core.record.request import Measuring, Request
 from attn_exp.core.redaction import redacted
+from attn_exp.core.source import described, identity
 from attn_exp.core.text import colours, terminal_width
 from attn_exp.execution.closing import plots_and_curves, ranked_rivals, write_pages, write_report, write_tree
 from attn_exp.execution.context import SweepContext, open_context
@@ -74,6 +75,8 @@ class Session:
         self.lost = 0
         # Whether no job of the sweep has a number, and one was not unsupported; or the tracker could store none.
         self.no_number = self.not_stored = False
+        # The source of each backend, by its class, as the sweep began with it.
+        self._sources: dict[str, dict[str, str]] = {}
         self.progress = Progress(line=line)
         self.ahead = 0
         self.gpus = visible_gpus()
@@ -121,6 +124,7 @@ class Session:
                 self.keep(done, request)
         if not left:
             return _objective(done)
+        self._check_sources(left)
         if left[0].device == "cpu":
             # Nothing of ours may run while the CPU is measured.
             context.tracker.quiet()
@@ -128,6 +132,16 @@ class Session:
             queue.submit(left, self._beside(left))
         self._running(queue)
         return _objective(self._await(queue, self.ahead if left[0].device == "cuda" else 0))
+
+    def _check_sources(self, requests: Sequence[Request]) -> None:
+        """Raise UserError if a backend's files were written since the sweep began: the rest would be of another one."""
+        for request in requests:
+            target = str(request.backend["_target_"])
+            if self._sources.setdefault(target, identity(request.source)) != identity(described(target)):
+                raise UserError(
+                    f"the files of backend {request.backend['name']} were changed while the sweep ran, which ends: "
+                    f"measure the present ones with: {self.resume_command()}"
+                )
 
     def _running(self, queue: JobQueue) -> None:
         self.progress.running(queue.oldest.label)

@@ -154,7 +154,7 @@ class Attempt:
         reason = self.reason
         if self.status == "out_of_memory":
             others = memory_of_others() if machine.memory is None else machine.memory.of_others()
-            added |= {} if others is None else {"memory_of_others": others}
+            added |= {} if others is None else {"memory_of_others": [*others]}
             reason = with_others(reason, others)
         if self.own is not None and self.own.set_back:
             added["set_back"] = sorted(self.own.set_back)
