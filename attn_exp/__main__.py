@@ -1,7 +1,10 @@
 """python -m attn_exp: the same as `attn-exp`."""
 
 import sys
-from pathlib import Path
+
+if __name__ == "__main__" and not sys.flags.safe_path:
+    # The current folder comes last: a file secrets.py or numpy.py in it hides no module.
+    sys.path.append(sys.path.pop(0))
 
 
 def main() -> None:
@@ -10,11 +13,6 @@ def main() -> None:
         from attn_exp.cli import main as run
     except KeyboardInterrupt:
         sys.exit(130)
-    except ImportError as error:
-        hides = Path(f"{error.name}.py")
-        if error.name not in sys.stdlib_module_names or not hides.exists():
-            raise
-        sys.exit(f"attn-exp: {hides} in this folder hides Python's module {error.name}: rename it, or go elsewhere")
     run()
 
 

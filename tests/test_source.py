@@ -116,12 +116,12 @@ def test_ours_and_what_is_not_there_has_no_source(place, target):
     assert described("attn_exp.backends.eager.Eager") == {}
 
 
-def test_a_folder_on_the_path_is_searched_after_the_current_one(place, tmp_path_factory, monkeypatch):
+def test_a_folder_on_the_path_is_searched_before_the_current_one(place, tmp_path_factory, monkeypatch):
     other = tmp_path_factory.mktemp("other")
     (other / "mine_here.py").write_text("")
     (other / "theirs_here.py").write_text("")
     monkeypatch.setenv("PYTHONPATH", str(other))
-    assert source_of("mine_here.Mine").root == place
+    assert source_of("mine_here.Mine").root == other
     assert source_of("theirs_here.Mine").root == other
 
 

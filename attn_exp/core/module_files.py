@@ -73,10 +73,12 @@ def _below(name: str, path: Sequence[str]) -> ModuleSpec | None:
 
 
 def _search_path() -> list[str]:
-    """Return the folders in which a worker looks: it starts with `python -m` in the current folder."""
-    first = [] if sys.flags.safe_path or os.environ.get("PYTHONSAFEPATH") else [os.getcwd()]
-    given = [part or os.getcwd() for part in os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    return [*first, *(given if os.environ.get("PYTHONPATH") else []), *(part or os.getcwd() for part in sys.path)]
+    """Return the folders in which a worker looks: it starts with `python -m`, and has the current folder last."""
+    here = os.getcwd()
+    given = [part or here for part in os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    places = [*(given if os.environ.get("PYTHONPATH") else []), *(part or here for part in sys.path)]
+    last = [] if os.environ.get("PYTHONSAFEPATH") else [here]
+    return [*(place for place in places if place != here or place in given), *last]
 
 
 def is_installed(root: Path) -> bool:

@@ -22,7 +22,10 @@ from attn_exp.results.store import done_record
 
 _ASK_S = 300
 # The seconds of importing torch, without a look for garbage: the process answers once and ends.
-_ANSWERED = "import gc, runpy, sys; gc.disable(); runpy.run_module(sys.argv[1], run_name='__main__', alter_sys=True)"
+_ANSWERED = (
+    "import sys; sys.path.append(sys.path.pop(0)); import gc, runpy; gc.disable(); "
+    "runpy.run_module(sys.argv[1], run_name='__main__', alter_sys=True)"
+)
 _WIDTHS = {"backend": 16, "version": 12, "about": 46, "can compute": 40}
 
 

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 from attn_exp.core.errors import UserError, last_message
@@ -19,6 +20,7 @@ from attn_exp.core.host.lacking import end_of_process
 from attn_exp.core.host.process import descendants, guarded, kill_all
 from attn_exp.core.redaction import is_secret
 
+PACKAGE_FOLDER = Path(__file__).resolve().parents[2]
 # The module that runs as the worker process.
 WORKER = "attn_exp.worker"
 # A message is a word and the paths of all jobs of a case.
@@ -52,14 +54,15 @@ class WorkerProcess:
         os.set_inheritable(reply_fd, True)
         # The output of the process before it has a job, and with it a log.
         self._startup = tempfile.TemporaryFile()  # noqa: SIM115
-        command = [python, "-m", WORKER, "--serve", "--reply-fd", str(reply_fd)]
+        # The worker adds the current folder itself, as the last one: files there hide no module.
+        command = [python, "-P", "-m", WORKER, "--serve", "--reply-fd", str(reply_fd)]
         self._process = subprocess.Popen(
             guarded(command),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=self._startup,
             pass_fds=[reply_fd],
-            env=worker_variables(os.environ, variables),
+            env=_importing(worker_variables(os.environ, variables)),
             start_new_session=True,
         )
         os.close(reply_fd)
@@ -139,6 +142,14 @@ class WorkerProcess:
         if self._ended is not None:
             os.close(self._ended)
         self._startup.close()
+
+
+def _importing(variables: dict[str, str]) -> dict[str, str]:
+    """Return the variables with this package on the path, if it was found in the current folder."""
+    if Path.cwd() != PACKAGE_FOLDER:
+        return variables
+    given = variables.get("PYTHONPATH")
+    return variables | {"PYTHONPATH": os.pathsep.join([*([given] if given else []), str(PACKAGE_FOLDER)])}
 
 
 def worker_variables(environ: Mapping[str, str], more: Sequence[str] = ()) -> dict[str, str]:

@@ -15,13 +15,18 @@ a loaded backend have changed: another process has to measure these jobs. All ot
 range. External profilers use it: `ncu --profile-from-start off python -m attn_exp.worker --once FOLDER`.
 """
 
+import os
+import sys
+
+if __name__ == "__main__" and not os.environ.get("PYTHONSAFEPATH"):
+    # The current folder comes last: a file secrets.py or numpy.py in it hides no module.
+    sys.path = [*sys.path[not sys.flags.safe_path :], os.getcwd()]
+
 import argparse
 import faulthandler
 import gc
 import json
-import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
