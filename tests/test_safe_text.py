@@ -27,3 +27,9 @@ def test_heads_of_a_table_are_literal_too():
 def test_a_spreadsheet_runs_no_formula_of_a_cell():
     rows = [{"name": "=1+1", "less": -1.5, "text": "-1.5e-3", "other": "-A1", "at": "@SUM(A1)"}]
     assert csv_of(list(rows[0]), rows).splitlines()[1] == "'=1+1,-1.5,-1.5e-3,'-A1,'@SUM(A1)"
+
+
+def test_a_table_commands_no_terminal():
+    text = grid([{"\x1b]0;x\x07name": "\x1b[31m\u202e", "us\n+-%": 1}], ["\x1b]0;x\x07name", "us\n+-%"])
+    assert not set(text) & set("\x1b\x07\u009b\u202e")
+    assert [line.split() for line in text.splitlines()[:2]] == [["]0;xname", "us"], ["+-%"]]

@@ -62,8 +62,9 @@ def older(path: Path) -> str:
             ),
             "is a database of another program",
         ),
+        (lambda path: path.symlink_to("/not/mounted/x.db"), "is a link to /not/mounted/x.db, where nothing is"),
     ],
-    ids=["text", "foreign", "foreign_alembic"],
+    ids=["text", "foreign", "foreign_alembic", "not_mounted"],
 )
 def test_a_file_that_is_no_database_is_refused(make: object, said: str, tmp_path: Path) -> None:
     path = tmp_path / "mlflow.db"

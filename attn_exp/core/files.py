@@ -69,6 +69,14 @@ def _write(path: Path, content: bytes, place: Callable[[Path], object], *, lasti
         raise
 
 
+def own_folder(path: Path) -> Path:
+    """Return a folder that is there and no link: what is written below it stays below its parent. Raises OSError."""
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        path.unlink()
+    path.mkdir(exist_ok=True)
+    return path
+
+
 # More than a command that the system starts (ARG_MAX is 2 MiB), for files that hold one, or a word.
 SHORT_BYTES = 4 << 20
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attn_exp.core.errors import first_line
-from attn_exp.core.files import read_whole, write_whole
+from attn_exp.core.files import own_folder, read_whole, write_whole
 from attn_exp.core.host.process import without_collections
 from attn_exp.core.record.profile import TREE, profile_folder
 from attn_exp.results.read import Sweep
@@ -66,7 +66,7 @@ def plots_and_curves(
     """
     if rivals is None:
         return [], []
-    plots, drawn, into = list[Path](), list[Curve](), Path(sweep.place) / FOLDER
+    plots, drawn = list[Path](), list[Curve]()
 
     def left_out() -> None:
         note(
@@ -82,7 +82,7 @@ def plots_and_curves(
 
         # Importing and drawing makes many objects that stay: looking for garbage among them takes a tenth of it.
         with without_collections():
-            plots = write_charts(rivals, into, limit_s=LIMIT_S, left_out=left_out)
+            plots = write_charts(rivals, own_folder(Path(sweep.place) / FOLDER), limit_s=LIMIT_S, left_out=left_out)
     return plots, drawn
 
 

@@ -6,6 +6,7 @@ again. Here that happens in a temporary folder, and the whole file is put in its
 
 import contextlib
 import importlib.util
+import os
 import re
 import shlex
 import sqlite3
@@ -35,6 +36,8 @@ def check_database(path: Path) -> bool:
 
     Raises UserError if the file is not MLflow's, or of another version of it.
     """
+    if path.is_symlink() and not path.exists():
+        raise UserError(f"{path} is a link to {os.readlink(path)}, where nothing is: mount that, or {_ELSEWHERE}")
     if not path.exists() or (path.is_file() and not path.stat().st_size):
         return False
     try:

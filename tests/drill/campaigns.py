@@ -87,15 +87,16 @@ class Campaign:
 
     def kill_while_made(self) -> None:
         """Kill the parent while it makes MLflow's database, at a moment that chance chooses."""
-        new = self.database.with_name(f".{self.database.name}.new")
+        lock = self.database.with_name(f"{self.database.name}.lock")
 
         def kill(running: Running) -> None:
             time.sleep(self.chance.uniform(0, _MAKING_S))
             running.signal(signal.SIGKILL)
 
         for _ in range(_TRIES):
-            self.run((new.exists, kill))
-            if new.exists() and not self.database.exists():
+            remove(lock)
+            ended = self.run((lock.exists, kill))
+            if ended.code == -signal.SIGKILL and not self.database.exists():
                 self.counts["the parent killed while MLflow's database is made"] += 1
                 return
             # It was made before.

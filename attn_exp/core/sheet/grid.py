@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from attn_exp.core.text import printable
+
 if TYPE_CHECKING:
     from jinja2 import Template
 
@@ -38,7 +40,7 @@ def grid(
     from tabulate import tabulate
 
     numbers = [name in right or all(_is_number(row[name]) for row in rows) for name in shown]
-    heads, cells = list(shown), [[_text(row[name]) for name in shown] for row in rows]
+    heads, cells = [_head(name) for name in shown], [[_text(row[name]) for name in shown] for row in rows]
     if form == "pipe" and literal:
         heads, cells = [markdown_text(head) for head in heads], [[_bold(cell) for cell in row] for row in cells]
     return tabulate(
@@ -100,14 +102,19 @@ def fitted(
 
 def _width(rows: Sequence[Mapping[str, Any]], shown: Sequence[str]) -> int:
     """Return the width of tabulate's `simple` form, which puts two spaces between columns."""
-    widths = [max((len(line) for line in name.replace("_", "\n").split("\n")), default=0) + 2 for name in shown]
+    widths = [max((len(line) for line in _head(name).replace("_", "\n").split("\n")), default=0) + 2 for name in shown]
     for index, name in enumerate(shown):
         widths[index] = max(widths[index], max((len(_text(row[name])) for row in rows), default=0))
     return sum(widths) + 2 * (len(shown) - 1)
 
 
 def _text(value: Any) -> str:
-    return "" if value is None else str(value)
+    return "" if value is None else printable(str(value))
+
+
+def _head(name: str) -> str:
+    """Return a head, which may have several lines, without what commands a terminal."""
+    return "\n".join(map(printable, name.split("\n")))
 
 
 def _is_number(value: Any) -> bool:
