@@ -48,6 +48,17 @@ def test_whatever_fails_at_the_end_the_store_is_closed(current, monkeypatch):
     assert current.context.tracker.ends == ["FAILED"]
 
 
+def test_an_interrupt_while_the_end_is_stored_says_the_command_that_stores_it(current, monkeypatch, capsys):
+    def interrupted(folder, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session_module, "read_folder", interrupted)
+    current.context.tracker.replay_command = lambda: "attn-exp log s"
+    with pytest.raises(KeyboardInterrupt):
+        current.close("FINISHED")
+    assert "what is missing is stored with: attn-exp log s" in current.progress._stream.getvalue()
+
+
 def test_a_stopped_sweep_says_of_how_many_jobs_it_has_records_until_it_has_all(current, tmp_path):
     sweeps.write(tmp_path, [sweeps.job("math"), sweeps.job("flash")])
     current.progress.total = 5

@@ -301,6 +301,17 @@ def test_a_stored_sweep_is_looked_at_by_its_name_or_on_its_page(ready: Path) -> 
     assert tracker.look() == f"with: attn-exp ui 'my sweep' uri=sqlite:///{ready}/mlflow.db"
 
 
+def test_a_database_that_was_deleted_meanwhile_is_missed(ready: Path) -> None:
+    tracker = make_tracker(config(ready))
+    tracker.open(SweepInfo("first", ready / "first", ""))
+    tracker.log(a_record("a"), ready)
+    tracker.settle()
+    (ready / "mlflow.db").unlink()
+    tracker.log(a_record("b"), ready)
+    said = tracker.close("FINISHED", ())
+    assert said is not None and "lacks records (its file was moved or deleted)" in said and tracker.lacks
+
+
 def test_closing_again_after_an_interrupt_still_ends_the_sweep(ready: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tracker = make_tracker(config(ready))
     tracker.open(SweepInfo("first", ready / "first", ""))

@@ -59,6 +59,12 @@ def test_a_port_in_use_names_a_free_one(tmp_path: Path, capsys: pytest.CaptureFi
     assert int(found[1]) != port
 
 
+def test_the_address_of_another_machine_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prepare_database(tmp_path / "mlflow.db")
+    assert ui.main([f"uri=sqlite:///{tmp_path}/mlflow.db", "host=192.0.2.1"]) == 2
+    assert capsys.readouterr().err.startswith("attn-exp ui: host=192.0.2.1 is no address of this machine: ")
+
+
 @pytest.mark.parametrize(
     ("flags", "wanted"),
     [

@@ -217,6 +217,8 @@ class Session:
                 context.tracker.close("FAILED", [])
         except KeyboardInterrupt:
             context.abandon("KILLED")
+            if (command := context.tracker.replay_command()) is not None:
+                self.say(f"stopped while the sweep's end was stored; what is missing is stored with: {command}")
             raise
         except Exception:
             # Queued records are still stored, and no run is left RUNNING.

@@ -118,6 +118,10 @@ class Tracker:
         """Return how to view the runs, as the end of the sentence "look at them ..."; None if there are none."""
         return None
 
+    def replay_command(self) -> str | None:
+        """Return the command that stores what is missing; None if nothing is stored."""
+        return None
+
     def close(
         self,
         status: EndStatus,

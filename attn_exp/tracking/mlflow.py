@@ -73,6 +73,7 @@ class MlflowTracker(Tracker):
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._place = MlflowPlace(config)
         self._runs: Runs | None = None
+        self._sweep: SweepInfo | None = None
         self._thread: Background | None = None
         self._stored: Runs | None = None
         self._moved: str | None = None
@@ -84,7 +85,7 @@ class MlflowTracker(Tracker):
 
         Wait for a server or a database server.
         """
-        self._runs = self._place.runs(sweep)
+        self._runs, self._sweep = self._place.runs(sweep), sweep
         self._place.check()
         thread = self._thread = Background("mlflow", self._place.patience_s)
         self._runs.answered = thread.answered
@@ -181,11 +182,13 @@ class MlflowTracker(Tracker):
         if ended.is_set() and not count:
             return None
         what = f"{count} record{'s' if count > 1 else ''}" if count else "the end of the sweep's run"
-        reason = (
-            trouble(thread.errors[-1])
-            if thread.errors
-            else f"no answer within tracker.patience_s={self._place.patience_s:g}"
-        )
+        path = database_file(self._place.uri)
+        if path is not None and not path.exists():
+            what, reason = "records", "its file was moved or deleted"
+        elif thread.errors:
+            reason = trouble(thread.errors[-1])
+        else:
+            reason = f"no answer within tracker.patience_s={self._place.patience_s:g}"
         return (
             f"MLflow at {self._place.shown} lacks {what} ({reason}): all records are in {runs.sweep.folder}; "
             f"store them with: {self._replay(runs.sweep)}"
@@ -213,6 +216,10 @@ class MlflowTracker(Tracker):
         # It may be stored by now. A record that cannot be read was reported before.
         if folder in self._waiting.values() and (record := sound_record(folder)) is not None:
             self._add(record, folder)
+
+    def replay_command(self) -> str | None:
+        """Return the command that stores what is missing of the sweep that was opened."""
+        return None if self._sweep is None else self._replay(self._sweep)
 
     def _replay(self, sweep: SweepInfo) -> str:
         return replay_command(sweep.folder, self._place.uri, self._place.experiment, self._place.artifacts)

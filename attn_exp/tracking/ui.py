@@ -35,8 +35,14 @@ def checked(uri: str, host: str, port: int) -> str:
             f"there is no database {path} yet: measure something with python -m attn_exp, or store a sweep that "
             "you have: attn-exp log NAME"
         )
+    try:
+        free = _free_port(host)
+    except OSError as error:
+        raise UserError(
+            f"host={host} is no address of this machine: leave it out, or write host=0.0.0.0 for all of its addresses"
+        ) from error
     if not _is_free(host, port):
-        raise UserError(f"port {port} on {host} cannot be used: try port={_free_port(host)}")
+        raise UserError(f"port {port} on {host} cannot be used: try port={free}")
     return uri
 
 
