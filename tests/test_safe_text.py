@@ -3,6 +3,7 @@
 import pytest
 
 from attn_exp.core.sheet.grid import csv_of, grid, markdown_text
+from attn_exp.core.sheet.sheet import Column, Sheet, commands_of
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,11 @@ def test_heads_of_a_table_are_literal_too():
 def test_a_spreadsheet_runs_no_formula_of_a_cell():
     rows = [{"name": "=1+1", "less": -1.5, "text": "-1.5e-3", "other": "-A1", "at": "@SUM(A1)"}]
     assert csv_of(list(rows[0]), rows).splitlines()[1] == "'=1+1,-1.5,-1.5e-3,'-A1,'@SUM(A1)"
+
+
+def test_commands_with_names_of_a_record_command_no_terminal():
+    sheet = Sheet("ties", "", (Column("command", "command"),), (("attn-exp duel a=\x1b[31m\u202e 'b  c'",),))
+    assert commands_of(sheet) == ["attn-exp duel a=[31m 'b  c'"]
 
 
 def test_a_table_commands_no_terminal():

@@ -133,6 +133,11 @@ def test_modes_follow_the_choice(tmp_path: Path, private: bool, file_mode: int, 
         write_record(sweeps.job(), job)
         context.exclusive.close()
         assert os.umask(0o027) == 0o027
+        # A later command that does not say it.
+        later = open_context(options | {"private": False}, "command", lambda line: None)
+        (later.folder / "later").touch()
+        later.exclusive.close()
+        assert mode(later.folder / "later") == file_mode
         be_as_private_as(job)
         (job / "of-a-worker").touch()
         assert {path.name: mode(path) for path in (context.folder, job)} == {"s": folder_mode, "job": folder_mode}

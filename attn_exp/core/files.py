@@ -126,9 +126,14 @@ def rewrite(path: Path, changed: Callable[[str], str]) -> None:
             write_whole(path, new.encode(errors="surrogateescape"), lasting=False)
 
 
+def is_private(folder: Path) -> bool:
+    """Return whether a folder is there that nobody else may enter."""
+    return folder.is_dir() and not folder.stat().st_mode & 0o077
+
+
 def be_as_private_as(folder: Path) -> None:
     """Let nobody else read what this process and its children make from now on, if nobody may enter the folder."""
-    if not folder.stat().st_mode & 0o077:
+    if is_private(folder):
         os.umask(PRIVATE)
 
 

@@ -13,7 +13,7 @@ from filelock import Timeout
 from attn_exp.config.compose import isolation_options
 from attn_exp.config.request import resolve_device
 from attn_exp.core.errors import UserError
-from attn_exp.core.files import PRIVATE, write_whole
+from attn_exp.core.files import PRIVATE, is_private, write_whole
 from attn_exp.core.host.home import provide_home
 from attn_exp.core.host.lacking import hold, make_private
 from attn_exp.core.host.nvml import GpuInfo
@@ -127,6 +127,8 @@ def open_context(
     if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or not 0 <= wait_s < math.inf:
         raise UserError(f"gpu_wait_s={wait_s} is not a number of seconds: write gpu_wait_s=3600")
     try:
+        # A private sweep stays private, whatever a later command says.
+        private = private or is_private(folder)
         if private:
             exclusive.callback(os.umask, os.umask(PRIVATE))
         _check_ours(folder)

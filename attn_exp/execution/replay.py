@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attn_exp.core.errors import RecordError, UserError, is_inside
+from attn_exp.core.files import be_as_private_as
 from attn_exp.core.record.profile import FOLDER as PROFILES
 from attn_exp.core.record.request import DUEL_NAME
 from attn_exp.execution.closing import FOLDER as PLOTS
@@ -52,6 +53,7 @@ def replay(folder: Path, runs_of: "Callable[[SweepInfo], Runs]") -> Replayed:
     """
     if (folder / DUEL_NAME).is_file():
         raise UserError(f"{folder.name} is a duel, and MLflow has sweeps: attn-exp compare SWEEP counts it")
+    be_as_private_as(folder)
     sweep = read_folder(folder)
     latest = max(sweep.results, key=lambda result: result.finished_at, default=None)
     name = latest.sweep if latest else folder.name

@@ -125,7 +125,9 @@ def commands_of(sheet: Sheet) -> list[str] | None:
     if "command" not in names:
         return None
     index = names.index("command")
-    return list(dict.fromkeys(str(row[index]) for row in sheet.rows))
+    # Without control characters, and with all spaces: they may be those of a path.
+    commands = ("".join(filter(str.isprintable, str(row[index]))) for row in sheet.rows)
+    return list(dict.fromkeys(commands))
 
 
 def written(value: Any, form: Form) -> str:
