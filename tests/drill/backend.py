@@ -65,6 +65,8 @@ class Drilled(_Hurts):
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
         self._batch = case.batch
+        if sys.stdin.read():
+            raise RuntimeError("standard input has something for somebody else")
         return super().prepare(case, inputs)
 
     def hurt(self) -> None:

@@ -6,9 +6,10 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from test_tracking_database import older
 from test_tracking_patience import SICK
@@ -35,6 +36,7 @@ ENDS = {
     "the terminal closed (SIGHUP)": (signal.SIGHUP,),
     "the parent ended by SIGTERM": (signal.SIGTERM,),
 }
+LACKING = "a host that lacks calls of the system"
 CONTAINER = "the container ended with all that is in it"
 # What a command says that left something to do.
 _UNDONE = ("without a result", "MLflow at ", "cannot write to ")
@@ -58,10 +60,16 @@ class Campaign:
     def __post_init__(self) -> None:
         self.evidence = Evidence(self.plan)
 
-    def run(self, *steps: Step, more: Sequence[str] = (), contained: bool = False) -> Ended:
+    def run(
+        self,
+        *steps: Step,
+        more: Sequence[str] = (),
+        contained: bool = False,
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ) -> Ended:
         """Run the command once more and look at what it left."""
         began = time.monotonic()
-        ended = self.command.run(*steps, more=more, contained=contained)
+        ended = self.command.run(*steps, more=more, contained=contained, variables=variables)
         self._ended_beside()
         self.evidence.look(self.command)
         # Who was killed together with the parent left no trace: it strikes again.
@@ -157,6 +165,19 @@ class Campaign:
         else:
             self.wrong.append(f"{self.plan.sweep}: not refused, exit code {ended.code}: {fault}: {ended.said[-800:]}")
 
+    def lose_identity(self) -> None:
+        """Remove the file that names the sweep in the store."""
+        (self.command.folder / "sweep.id").unlink()
+        self.counts["the sweep's identity lost"] += 1
+
+    def lacking(self) -> None:
+        """Run the command on a host without the calls that kernels, containers and file systems may lack."""
+        library = self.command.temporary.with_name(f"lacking-{self.plan.sweep}.so")
+        source = Path(__file__).with_name("lacking.c")
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+        lacks = {"LD_PRELOAD": str(library), "LACKING": "pidfd_open flock_lock fsync link chmod"}
+        self.counts[LACKING] += self.run(variables=lacks).code == 0
+
     def plant(self) -> None:
         """Plant links and odd things in the sweep's folder."""
         self.counts += plant(self.command.folder, self._whole(), self.private, self.chance)
@@ -169,8 +190,9 @@ class Campaign:
             # A page about a sweep has what is broken in it, and is no reason to end otherwise.
             if one.code not in ((0, 3) if reader == "explain" else (3,)) or "Traceback" in one.said:
                 self.wrong.append(f"{self.plan.sweep}: {reader} ended with {one.code}: {one.said[-1500:]}")
-            if set(one.said) & set("\x1b\x07\u009b\u202e"):
-                self.wrong.append(f"{self.plan.sweep}: {reader} obeyed a record: {one.said[-1500:]!r}")
+            obeyed = [line for line in one.said.splitlines() if set(line) & set("\x1b\x07\u009b\u202e")]
+            if obeyed:
+                self.wrong.append(f"{self.plan.sweep}: {reader} obeyed a record: {obeyed[:3]}")
             self.counts[f"odd and strange things read by {reader}"] += 1
 
     def older_database(self) -> None:
@@ -261,6 +283,7 @@ def served(campaign: Campaign, server: Server) -> None:
     for kind in _SICK_SERVED:
         campaign.sick(kind, server.port)
     server.start()
+    campaign.lose_identity()
     campaign.finish()
 
 
@@ -312,4 +335,5 @@ def local(campaign: Campaign, disk: Disk) -> None:
         campaign.look()
         for kind in _SICK_LOCAL:
             campaign.sick(kind)
+        campaign.lacking()
     campaign.finish()

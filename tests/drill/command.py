@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from cli import TRACKED
 
@@ -105,12 +106,14 @@ class Command:
         """The records that lie there now, whole or not."""
         return sorted(self.folder.glob(f"*/{FILE_NAME}"))
 
-    def start(self, more: Sequence[str] = (), *, contained: bool = False) -> subprocess.Popen[str]:
+    def start(
+        self, more: Sequence[str] = (), *, contained: bool = False, variables: Mapping[str, str] = MappingProxyType({})
+    ) -> subprocess.Popen[str]:
         """Start it, with more arguments that make no other jobs of it; in a namespace of processes, if asked."""
         return subprocess.Popen(
             [*(_CONTAINED if contained else ()), sys.executable, "-m", "attn_exp", *self._arguments, *more],
             cwd=self._world,
-            env=self._environment(),
+            env=self._environment() | variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -138,9 +141,15 @@ class Command:
         own = {"PYTHONPATH": path, "TMPDIR": str(self.temporary), "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
         return given | own | SECRETS | {"ATTN_EXP_DRILL_CLOCK_BACK": str(self.clock)} | self._variables
 
-    def run(self, *steps: Step, more: Sequence[str] = (), contained: bool = False) -> Ended:
+    def run(
+        self,
+        *steps: Step,
+        more: Sequence[str] = (),
+        contained: bool = False,
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ) -> Ended:
         """Run it to its end, whichever, and take each step as soon as its time has come."""
-        process = self.start(more, contained=contained)
+        process = self.start(more, contained=contained, variables=variables)
         running = Running(process)
         reader = threading.Thread(target=self._read, args=(running,), daemon=True)
         reader.start()
