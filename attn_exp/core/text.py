@@ -145,6 +145,11 @@ def and_text(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
+def uncontrolled(text: str) -> str:
+    """Return a command without control characters, and with all of its spaces: they may be those of a path."""
+    return "".join(filter(str.isprintable, text))
+
+
 def printable(text: str) -> str:
     """Return text on one line without control characters: names and reasons may contain anything."""
     line = " ".join(text.split())

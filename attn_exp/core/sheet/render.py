@@ -9,7 +9,7 @@ from attn_exp.core.sheet import FORMATS
 from attn_exp.core.sheet.grid import MARK, csv_of, fitted, grid, json_of, markdown_text
 from attn_exp.core.sheet.sheet import Page, Picture, Sheet, Tone, commands_of
 from attn_exp.core.sheet.web import html
-from attn_exp.core.text import WIDTH, filled, printable
+from attn_exp.core.text import WIDTH, filled, printable, uncontrolled
 
 # A terminal shows the first few duel commands; files have all.
 _COMMANDS_SHOWN = 8
@@ -25,6 +25,7 @@ def clean(page: Page) -> Page:
         answer=tuple(map(printable, own.answer)),
         warnings=tuple(map(printable, own.warnings)),
         remains=printable(own.remains),
+        command=uncontrolled(own.command),
     )
     return replace(
         page,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from attn_exp.core.case.case import TYPED_DTYPES
-from attn_exp.core.text import figures, half_text, percent_text, plain, printable
+from attn_exp.core.text import figures, half_text, percent_text, plain, printable, uncontrolled
 
 # How a value is formatted; `right` is text that is aligned right, `percent` (signed, two decimals) and `half` (one
 # decimal) take fractions, and `dtype` PyTorch's name.
@@ -125,9 +125,7 @@ def commands_of(sheet: Sheet) -> list[str] | None:
     if "command" not in names:
         return None
     index = names.index("command")
-    # Without control characters, and with all spaces: they may be those of a path.
-    commands = ("".join(filter(str.isprintable, str(row[index]))) for row in sheet.rows)
-    return list(dict.fromkeys(commands))
+    return list(dict.fromkeys(uncontrolled(str(row[index])) for row in sheet.rows))
 
 
 def written(value: Any, form: Form) -> str:
