@@ -1,10 +1,12 @@
 """A version of torch that was not tested is told in one line and refused nowhere."""
 
 import io
+import os
 import re
 import subprocess
 from pathlib import Path
 
+import cli
 import pytest
 from cli import QUICK, records, run
 
@@ -18,11 +20,14 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture
 def newer_torch(tmp_path, monkeypatch):
-    """A current folder in which torch's metadata says 2.15.0; the torch that is imported stays the same."""
+    """A folder on the path in which torch's metadata says 2.15.0; the torch that is imported stays the same."""
     folder = tmp_path / "torch-2.15.0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.15.0\n")
     monkeypatch.syspath_prepend(folder.parent)
+    variables = cli.environment()
+    variables["PYTHONPATH"] = os.pathsep.join([str(tmp_path), variables["PYTHONPATH"]])
+    monkeypatch.setattr(cli, "environment", lambda: variables)
 
 
 @pytest.mark.parametrize("version", ["2.11.0+cu130", "2.13.1"])

@@ -333,8 +333,11 @@ class Runs:
                     of_job = {JOB: record.request.job, FINISHED_AT: ended, "attn_exp.kind": "job"}
                     for run in search(client, self._experiment, of_job, self.answered):
                         parent = client.get_run(run.data.tags[_PARENT])
-                        self._sweep_id = parent.data.tags.get(SWEEP_ID, self._sweep_id)
-                        return [parent] if parent.info.lifecycle_stage == "active" else []
+                        tags = parent.data.tags
+                        # A copy of a sweep under another name is another one.
+                        if tags.get("attn_exp.sweep") == self.sweep.name and parent.info.lifecycle_stage == "active":
+                            self._sweep_id = tags.get(SWEEP_ID, self._sweep_id)
+                            return [parent]
                 return []
         return []
 
