@@ -73,7 +73,7 @@ class Session:
         self.status: EndStatus = "FINISHED"
         # How many jobs ended without a result that another attempt may bring.
         self.lost = 0
-        # Whether no job of the sweep has a number, and one was not unsupported; or the tracker could store none.
+        # Whether no job of the sweep has a number, and one was not unsupported; or the store lacks something.
         self.no_number = self.not_stored = False
         # The source of each backend, by its class, as the sweep began with it.
         self._sources: dict[str, dict[str, str]] = {}

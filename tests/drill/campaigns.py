@@ -6,10 +6,10 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
+from typing import Any
 
 from test_tracking_database import older
 from test_tracking_patience import SICK
@@ -60,16 +60,10 @@ class Campaign:
     def __post_init__(self) -> None:
         self.evidence = Evidence(self.plan)
 
-    def run(
-        self,
-        *steps: Step,
-        more: Sequence[str] = (),
-        contained: bool = False,
-        variables: Mapping[str, str] = MappingProxyType({}),
-    ) -> Ended:
-        """Run the command once more and look at what it left."""
+    def run(self, *steps: Step, **options: Any) -> Ended:
+        """Run the command once more, with the options of `Command.run`, and look at what it left."""
         began = time.monotonic()
-        ended = self.command.run(*steps, more=more, contained=contained, variables=variables)
+        ended = self.command.run(*steps, **options)
         self._ended_beside()
         self.evidence.look(self.command)
         # Who was killed together with the parent left no trace: it strikes again.

@@ -90,7 +90,7 @@ def test_device_kernel_and_graph_agree_side_by_side(machine, batch, length):
     timings = sample_turns(entries, RULE, card=Card(rest_s=0.1))
     device, kernel, graph = (statistics.median(timing.times_us) for timing in timings)
     # A GPU at its power limit swings by percent, and of rivals the lighter ones before a call give it a faster clock.
-    limit = 2 + (0.03 if device < 1000 else 0.06) * device
+    limit = 2 + 0.03 * device
     assert max(abs(device - kernel), abs(device - graph)) <= limit, (device, kernel, graph)
 
 
