@@ -31,7 +31,7 @@ def store(tmp_path_factory):
         tracker.open(SweepInfo(name, folder, "python -m attn_exp"))
         for record in load(folder).results:
             tracker.log(record.record(), record.path.parent)
-        assert tracker.close("FINISHED", []) is None
+        assert tracker.close("FINISHED") is None
     return root
 
 

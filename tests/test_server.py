@@ -157,7 +157,7 @@ def logged(tracker: Any, home: Path, records: list[Record]) -> str | None:
     for record in records:
         tracker.log(record, home / "multirun" / "first" / record.request.job)
     tracker.settle()
-    return tracker.close("FINISHED", [])
+    return tracker.close("FINISHED")
 
 
 def test_an_artifact_store_that_takes_no_files_is_told_and_replayed(
@@ -196,7 +196,7 @@ def test_a_server_that_is_away_at_the_start_is_told_and_stored_into_when_it_is_b
         tracker.log(record, home / "multirun" / "first" / record.request.job)
     tracker.settle()
     with forwarded(port, int(server.uri.rpartition(":")[2])):
-        assert tracker.close("FINISHED", []) is None
+        assert tracker.close("FINISHED") is None
     assert kinds(server, "late") == {"sweep": 1, "job": 4}
 
 

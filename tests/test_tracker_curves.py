@@ -89,8 +89,8 @@ def test_plots_lie_in_the_run_as_they_lie_in_the_folder(ready: Path) -> None:  #
 
     plot = ready / "first" / "plots" / "lengths.png"
     plot.parent.mkdir(parents=True)
-    plot.write_bytes(b"")
-    assert logged(ready, artifacts=[plot]) is None
+    plot.write_bytes(b"PNG")
+    assert logged(ready, files=[plot]) is None
     parent, _ = runs_of(ready)
     listed = MlflowClient(config(ready)["uri"]).list_artifacts(parent.info.run_id, "plots")
     assert [one.path for one in listed] == ["plots/lengths.png"]

@@ -19,6 +19,7 @@ from attn_exp.core.record.status import Status
 from attn_exp.core.redaction import redacted
 from attn_exp.tracking import SweepInfo, client, make_tracker, runs
 from attn_exp.tracking.background import Background
+from attn_exp.tracking.base import EndStatus, Summary
 from attn_exp.tracking.client import NewRun, store_run
 from attn_exp.tracking.database import prepare_database
 from attn_exp.tracking.page import NOTE
@@ -96,7 +97,9 @@ def config(folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def logged(place: Path, *records: Record, sweep: str = "first", **closing: Any) -> str | None:
+def logged(
+    place: Path, *records: Record, sweep: str = "first", status: EndStatus = "FINISHED", **summary: Any
+) -> str | None:
     (place / sweep).mkdir(exist_ok=True)
     tracker = make_tracker(config(place))
     tracker.open(SweepInfo(sweep, place / sweep, "python -m attn_exp tracker.uri=http://me:secret@host:5000"))
@@ -105,7 +108,7 @@ def logged(place: Path, *records: Record, sweep: str = "first", **closing: Any) 
         folder.mkdir(parents=True, exist_ok=True)
         write_record(record, folder)
         tracker.log(record, folder)
-    return tracker.close(closing.pop("status", "FINISHED"), closing.pop("artifacts", ()), **closing)
+    return tracker.close(status, Summary(**summary))
 
 
 def runs_of(place: Path, sweep: str = "first", condition: str = "") -> tuple[Any, list[Any]]:
@@ -133,7 +136,7 @@ def test_a_sweep_is_a_parent_run_with_one_child_a_job(place: Path) -> None:
     table = place / "first" / "table.csv"
     table.write_text("a,b\n")
     records = (a_record("a"), a_record("b", "unsupported"), a_record("c", "crashed"))
-    assert logged(place, *records, artifacts=[table, place / "absent"]) is None
+    assert logged(place, *records, files=[table, place / "absent"]) is None
     parent, children = runs_of(place)
     assert (parent.info.run_name, parent.info.status, artifacts_of(parent)) == ("first", "FINISHED", {"table.csv"})
     assert parent.data.tags["attn_exp.command"] == "python -m attn_exp tracker.uri=http://host:5000"
@@ -233,7 +236,7 @@ def test_sweeps_of_one_name_in_two_folders_are_two_sweeps(ready: Path) -> None:
         tracker = make_tracker(config(ready))
         tracker.open(SweepInfo("same", ready / folder, ""))
         tracker.log(a_record("a"), ready)
-        assert tracker.close("FINISHED", ()) is None
+        assert tracker.close("FINISHED") is None
     with sqlite3.connect(ready / "mlflow.db") as database:
         rows = database.execute("SELECT count(*) FROM tags WHERE key = 'mlflow.parentRunId'").fetchone()
         live = database.execute("SELECT count(*) FROM runs WHERE lifecycle_stage = 'active'").fetchone()
@@ -297,7 +300,7 @@ def test_the_address_of_runs_is_told_without_passwords(place: Path, given: dict[
 def test_a_stored_sweep_is_looked_at_by_its_name_or_on_its_page(ready: Path) -> None:
     tracker = make_tracker(config(ready))
     tracker.open(SweepInfo("my sweep", ready / "first", ""))
-    assert tracker.close("FINISHED", ()) is None
+    assert tracker.close("FINISHED") is None
     assert tracker.look() == f"with: attn-exp ui 'my sweep' uri=sqlite:///{ready}/mlflow.db"
 
 
@@ -308,7 +311,7 @@ def test_a_database_that_was_deleted_meanwhile_is_missed(ready: Path) -> None:
     tracker.settle()
     (ready / "mlflow.db").unlink()
     tracker.log(a_record("b"), ready)
-    said = tracker.close("FINISHED", ())
+    said = tracker.close("FINISHED")
     assert said is not None and "lacks records (its file was moved or deleted)" in said and tracker.lacks
 
 
@@ -319,11 +322,11 @@ def test_closing_again_after_an_interrupt_still_ends_the_sweep(ready: Path, monk
     with monkeypatch.context() as patch:
         patch.setattr(Background, "settle", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            tracker.close("FINISHED", ())
-    assert tracker.close("KILLED", (), timeout_s=10) is None
+            tracker.close("FINISHED")
+    assert tracker.close("KILLED", timeout_s=10) is None
     parent, children = runs_of(ready)
     assert (parent.info.status, len(children)) == ("KILLED", 1)
-    assert tracker.close("FINISHED", ()) is None
+    assert tracker.close("FINISHED") is None
 
 
 @pytest.mark.parametrize(

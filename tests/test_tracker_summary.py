@@ -76,7 +76,7 @@ def live(home: Path, records: list[Record], name: str = "first") -> tuple[Any, d
     for record in records:
         tracker.log(record, home / name / record.request.job)
     summary = summary_of(sweep.results, rivals, quiet)
-    assert tracker.close("FINISHED", files, summary=summary, curves=curves) is None
+    assert tracker.close("FINISHED", replace(summary, files=files, curves=curves)) is None
     parent, children = runs_of(home, name)
     return parent, {run.data.tags.get("attn_exp.job", run.info.run_name): run for run in children}, tracker.look()
 
@@ -142,7 +142,7 @@ def test_a_store_that_was_moved_says_where_its_files_are_until_that_is_there_aga
         # A sweep that is measured there says it, too.
         tracker = make_tracker(config(ready))
         tracker.open(SweepInfo(f"second{number}", ready / f"second{number}", ""))
-        assert tracker.close("FINISHED", []) is None and (tracker.note() or "").startswith(said)
+        assert tracker.close("FINISHED") is None and (tracker.note() or "").startswith(said)
 
 
 def test_the_page_of_a_sweep_begins_with_the_answer_and_every_link_leads_to_a_file(ready: Path) -> None:  # noqa: F811

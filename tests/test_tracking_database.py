@@ -120,7 +120,7 @@ def test_a_folder_may_have_an_odd_name(name: str, made: Path, tmp_path: Path, mo
     write_record(record, folder / record.request.job)
     assert tracker.open(SweepInfo("first", folder, "")) is None
     tracker.log(record, folder / record.request.job)
-    assert tracker.close("FINISHED", ()) is None
+    assert tracker.close("FINISHED") is None
     assert [file.name for file in tmp_path.iterdir()] == [name]
     with sqlite3.connect(home / "mlruns" / "mlflow.db") as database:
         assert database.execute("SELECT count(*) FROM runs WHERE status = 'FINISHED'").fetchone() == (2,)

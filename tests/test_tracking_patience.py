@@ -93,7 +93,7 @@ def six_jobs(uri: str, folder: Path) -> tuple[str | None, str | None]:
         write_record(record, own)
         tracker.settle()
         tracker.log(record, own)
-    lacks = tracker.close("FINISHED", ())
+    lacks = tracker.close("FINISHED")
     return warning, lacks
 
 

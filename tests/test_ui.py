@@ -77,7 +77,7 @@ def test_a_sweep_that_is_not_there_is_one_sentence(
 ) -> None:
     tracker = make_tracker({"name": "mlflow", "uri": f"sqlite:///{tmp_path}/mlflow.db", "artifacts": str(tmp_path)})
     tracker.open(SweepInfo("first", tmp_path / "first", ""))
-    assert tracker.close("FINISHED", ()) is None
+    assert tracker.close("FINISHED") is None
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     assert ui.main([f"uri={uri}", f"port={a_free_port()}", *flags]) == 2
     said = capsys.readouterr()
@@ -91,7 +91,7 @@ def test_a_real_server_answers_and_ctrl_c_leaves_no_child(tmp_path: Path) -> Non
     tracker = make_tracker({"name": "mlflow", "uri": uri, "artifacts": str(tmp_path / "artifacts")})
     tracker.open(SweepInfo("first", tmp_path / "first", ""))
     summary = Summary(answer="**cudnn is the fastest**", metrics={"list_place": 0}, params={"passes": "forward"})
-    assert tracker.close("FINISHED", (), summary=summary) is None
+    assert tracker.close("FINISHED", summary=summary) is None
     look = tracker.look()
     assert look is not None and look.startswith("with: attn-exp ui first uri=")
     port = a_free_port()

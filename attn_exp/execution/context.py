@@ -95,7 +95,7 @@ class SweepContext:
     def abandon(self, status: EndStatus) -> None:
         """Stop, and end the tracker's run at once, so that it does not look as if it were still running."""
         self.stop()
-        self.tracker.close(status, [], timeout_s=1.0)
+        self.tracker.close(status, timeout_s=1.0)
         self.exclusive.close()
 
 
@@ -144,7 +144,7 @@ def open_context(
         write_whole(folder / "command.txt", f"{command}\n".encode())
     except OSError as error:
         exclusive.close()
-        tracker.close("FAILED", [], timeout_s=1.0)
+        tracker.close("FAILED", timeout_s=1.0)
         # The link itself is named, which may be a file of the folder.
         place = error.filename if error.errno == errno.ELOOP and error.filename else folder
         raise UserError(f"cannot write to {place} ({error.strerror}): choose another with folder=...") from error

@@ -97,9 +97,13 @@ def _sweep(runs: "Runs", sweep: Sweep, folder: Path) -> Replayed:
                 write_tables(sweep.results, folder)
         if not (folder / REPORT).exists():
             write_report(rivals, plots_and_curves(sweep, rivals, lambda line: None)[0], folder, lambda line: None)
-        files = list(_files(folder, _OF_A_SWEEP))
-        summary = summary_of(sweep.results, rivals, lambda line: None, sweep.planned)
-        runs.end("FINISHED", files, summary, curves(sweep.results), of_jobs, ended=sweep.when or None)
+        summary = replace(
+            summary_of(sweep.results, rivals, lambda line: None, sweep.planned),
+            files=list(_files(folder, _OF_A_SWEEP)),
+            curves=curves(sweep.results),
+            job_files=of_jobs,
+        )
+        runs.end("FINISHED", summary, ended=sweep.when or None)
     except Exception as error:
         last = last or error
     return Replayed(name=runs.sweep.name, new=new, there=there, lacking=lacking, error=last, broken=tuple(broken))

@@ -3,17 +3,14 @@
 import contextlib
 import math
 import shlex
-import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import DictConfig
 
-from attn_exp.comparison import SHOWN
 from attn_exp.config.compose import resolved_config
 from attn_exp.config.overrides import override_key
 from attn_exp.config.request import request_from_config
@@ -25,26 +22,17 @@ from attn_exp.core.record.record import METHOD_VERSION, Record
 from attn_exp.core.record.request import Measuring, Request
 from attn_exp.core.redaction import redacted
 from attn_exp.core.source import described, identity
-from attn_exp.core.text import colours, terminal_width
-from attn_exp.execution.closing import plots_and_curves, ranked_rivals, write_pages, write_report, write_tree
+from attn_exp.execution.closing import End, Output
 from attn_exp.execution.context import SweepContext, open_context
 from attn_exp.execution.isolation import RunFolder
 from attn_exp.execution.job_queue import JobQueue
 from attn_exp.execution.progress import Progress
-from attn_exp.execution.summary import summary_of
 from attn_exp.execution.worker import Worker
 from attn_exp.results.read import read_folder
-from attn_exp.results.result import Result
-from attn_exp.results.store import done_record, keep_planned, sweep_words, user_path
-from attn_exp.results.table import FORMATS, check_columns, rendered, write_tables
+from attn_exp.results.store import done_record, keep_planned
 from attn_exp.tracking.base import EndStatus
 
-if TYPE_CHECKING:
-    from attn_exp.comparison.rivals import Rivals
-
 _KEPT_AT_ONCE = 100
-# Rows of the table at a sweep's end; `attn-exp compare` shows all.
-_ROWS = 40
 
 
 class Session:
@@ -86,10 +74,7 @@ class Session:
         self._worker = worker
         self._run_folder = run_folder
         self._each = each
-        self._plots = True
-        self._columns: tuple[str, ...] = ()
-        self._show = "auto"
-        self._form = "table"
+        self._output = Output()
         self._queue: JobQueue | None = None
         # The fastest job of each case that has a record, and its time.
         self._fastest: dict[Any, tuple[float, str, str | None]] | None = None
@@ -172,7 +157,7 @@ class Session:
 
     def say(self, text: str) -> None:
         """Print a line: beside results for programs, on standard error."""
-        (self.progress.say if self._form == "table" and self._each is None else self.progress.note)(text)
+        (self.progress.say if self._output.format == "table" and self._each is None else self.progress.note)(text)
 
     def drain(self) -> None:
         """Wait for all queued jobs."""
@@ -210,11 +195,21 @@ class Session:
             return
         try:
             if context.folder.is_dir():
-                self._finish(status, context)
+                end = End(
+                    context=context,
+                    progress=self.progress,
+                    output=self._output,
+                    say=self.say,
+                    resume=self.resume_command(),
+                    prints=self._each is None,
+                    impossible=self.impossible,
+                    aside=self._queue.aside if self._queue is not None else (),
+                )
+                self.no_number, self.not_stored = end.finish(status)
             else:
                 # Nothing is left to count and to draw.
                 self.no_number = True
-                context.tracker.close("FAILED", [])
+                context.tracker.close("FAILED")
         except KeyboardInterrupt:
             context.abandon("KILLED")
             if (command := context.tracker.replay_command()) is not None:
@@ -222,7 +217,7 @@ class Session:
             raise
         except Exception:
             # Queued records are still stored, and no run is left RUNNING.
-            context.tracker.close("FAILED", [])
+            context.tracker.close("FAILED")
             raise
         finally:
             self._stop()
@@ -240,19 +235,9 @@ class Session:
         """Return the context, which the first call opens. Raises UserError for mistakes, before any work."""
         if self.context is None:
             options = resolved_config(config, self._arguments)
-            for name in ("save_plots", "quiet"):
-                if not isinstance(options[name], bool):
-                    raise UserError(f"{name}={options[name]} is neither true nor false")
-            self._columns = check_columns(options["columns"])
+            self._output, self.progress.line.quiet = Output.of(options), options["quiet"]
             command = _command(self._arguments)
-            if options["format"] not in FORMATS:
-                raise UserError(f"format={options['format']} is none of {', '.join(FORMATS)}")
-            if options["show"] not in SHOWN:
-                raise UserError(f"show={options['show']} is none of {', '.join(SHOWN)}")
-            self._show = options["show"]
-            self._form, self.progress.line.quiet = options["format"], options["quiet"]
             self.context = open_context(options, command, self.progress.note, run_folder=self._run_folder)
-            self._plots = options["save_plots"]
             keep_planned(self.context.folder, self.progress.total)
         return self.context
 
@@ -327,95 +312,6 @@ class Session:
         if stops(record):
             self.say(stop_line(record))
             raise SystemExit(1)
-
-    def _finish(self, status: EndStatus, context: SweepContext) -> None:
-        folder, tracker = context.folder, context.tracker
-        keep_planned(folder, self.progress.total)
-        self.progress.line.show("reading the records")
-        sweep = read_folder(folder, may_be_empty=True)
-        results = sweep.results
-        statuses = {result.status for result in results}
-        self.no_number = bool(statuses - {"unsupported"}) and "ok" not in statuses
-        say = self.say
-        files = [folder / "command.txt"]
-        try:
-            files += write_tables(results, folder, self._columns)
-        except OSError as error:
-            say(f"table.txt and table.csv are not written: {error.strerror}")
-        # Only now, when nothing is being measured; and not after an interrupt, which should end at once.
-        self.progress.line.show("drawing plots and storing the sweep")
-        rivals = ranked_rivals(sweep, say, self._show) if status == "FINISHED" else None
-        plots, curves = plots_and_curves(sweep, rivals, say, self.progress.note) if self._plots else ([], ())
-        files += plots
-        reports = write_report(rivals, plots, folder, say) if self._plots else []
-        files += reports
-        profiled = any(result.profiles for result in results) and status == "FINISHED"
-        of_jobs = write_pages(results, say) if profiled else {}
-        files += write_tree(results, folder, say) if profiled else []
-        limit_s = 1.0 if status == "KILLED" else math.inf
-        summary = summary_of(results, rivals, say, sweep.planned)
-        warning = tracker.close(
-            status,
-            files,
-            summary=summary,
-            curves=curves,
-            of_jobs=of_jobs,
-            timeout_s=limit_s,
-            told=self.progress.line.show,
-        )
-        self.not_stored = tracker.lacks
-        if status == "KILLED":
-            left = max(0, self.progress.total - sum(result.final for result in results))
-            say(f"stopped with {left} of {self.progress.total} jobs to do; finish with: {self.resume_command()}")
-        else:
-            if self.progress.kept and (status == "FINISHED" or self.progress.done):
-                say(f"{self.progress.kept} of {self.progress.total} jobs were done before and are kept")
-            # Otherwise nothing was measured, and an error says why.
-            if self._each is None and (self.progress.done or status == "FINISHED"):
-                width = terminal_width(sys.stdout)
-                self.progress.say(self._shown(results, rivals, width))
-            if why := self.progress.unwritten:
-                say(f"the results could not be written ({why}): table.csv in {user_path(folder)} has all")
-            for line in self.impossible:
-                say(f"left out, impossible: {line}")
-        for broken in sweep.broken:
-            say(f"skipped: {broken}")
-        for line in self._queue.aside if self._queue is not None else ():
-            say(line)
-        if warning and status != "KILLED":  # after an interrupt the same command stores the rest
-            say(warning)
-        if note := tracker.note():
-            say(note)
-        if status == "FINISHED" and self._each is None:
-            self._say_what_next(results, folder, None if warning else tracker.look(), reports, rivals is not None)
-
-    def _shown(self, results: Sequence[Result], rivals: "Rivals | None", width: int) -> str:
-        """Return the results in the chosen format: of several backends who is fastest, else a line for each job."""
-        if self._form == "table" and rivals is not None and rivals.answer.headline() and not self._columns:
-            from attn_exp.comparison.pages import end_page
-            from attn_exp.core.sheet.render import table
-
-            return "\n" + table(end_page(rivals), width=width, colour=colours(sys.stdout), limit=_ROWS)
-        text = rendered(results, self._form, width, rivals.answer.lines() if rivals else [], self._columns)
-        return f"\n{text}" if self._form == "table" else text
-
-    def _say_what_next(
-        self, results: Sequence[Result], folder: Path, look: str | None, reports: Sequence[Path], compares: bool
-    ) -> None:
-        say = self.say
-        if failed := sum(not result.final for result in results):
-            say(f"{failed} job{'s' * (failed != 1)} without a result; try again with: {self.resume_command()}")
-        say(f"records and table.csv are in {user_path(folder)}")
-        if look:
-            say(f"look at them {look}")
-        for report in reports:
-            say(f"report with plots: {user_path(report)}")
-        if compares:
-            say(f"compare: {shlex.join(['attn-exp', 'compare', *sweep_words(folder)])}")
-        if (look or compares) and shutil.which("attn-exp") is None:
-            say(f'to find these commands: export PATH="{Path(sys.executable).parent}:$PATH"')
-        if any(result.profiles for result in results):
-            say(f"what bounds each job: attn-exp explain {self.opened.name}")
 
 
 def _command(arguments: Sequence[str]) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 from attn_exp.core.case.case import Case
@@ -70,6 +69,9 @@ class Summary:
         of_jobs: the place of each job among the others, as metrics by job.
         standing: the place of each job in words, by job and pass.
         results: the jobs, whose pages have descriptions.
+        curves: metrics over sequence length.
+        files: files of the sweep's folder.
+        job_files: further files of single jobs, by job.
         moment: the end of its last job, in seconds since 1970; None if it has none.
     """
 
@@ -81,6 +83,9 @@ class Summary:
     of_jobs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     standing: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     results: Sequence[Result] = ()
+    curves: Sequence[Curve] = ()
+    files: Sequence[Path] = ()
+    job_files: Mapping[str, Sequence[Path]] = field(default_factory=dict)
     moment: float | None = None
 
 
@@ -125,18 +130,14 @@ class Tracker:
     def close(
         self,
         status: EndStatus,
-        artifacts: Sequence[Path],
-        *,
-        summary: Summary | None = None,
-        curves: Sequence[Curve] = (),
-        of_jobs: Mapping[str, Sequence[Path]] = MappingProxyType({}),
+        summary: Summary = Summary(),
         timeout_s: float = math.inf,
         told: Callable[[str], None] = lambda text: None,
     ) -> str | None:
         """Store what is left and end the sweep; return a sentence if something could not be stored. Never raise.
 
-        `of_jobs` are files of single jobs by folder name. Items not stored after `timeout_s` are given up; they remain
-        in their folders. `told` is called with how much is left.
+        Items not stored after `timeout_s` are given up; they remain in their folders. `told` is called with how much is
+        left.
         """
         return None
 

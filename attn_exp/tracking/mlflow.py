@@ -8,9 +8,8 @@ import math
 import shlex
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from attn_exp.core.errors import UserError
@@ -18,7 +17,7 @@ from attn_exp.core.record.file import sound_record
 from attn_exp.core.record.record import Record
 from attn_exp.core.redaction import redacted
 from attn_exp.tracking.background import Background
-from attn_exp.tracking.base import Curve, EndStatus, Summary, SweepInfo, Tracker
+from attn_exp.tracking.base import EndStatus, Summary, SweepInfo, Tracker
 from attn_exp.tracking.client import silence
 from attn_exp.tracking.database import database_file
 from attn_exp.tracking.location import (
@@ -152,11 +151,7 @@ class MlflowTracker(Tracker):
     def close(
         self,
         status: EndStatus,
-        artifacts: Sequence[Path],
-        *,
-        summary: Summary | None = None,
-        curves: Sequence[Curve] = (),
-        of_jobs: Mapping[str, Sequence[Path]] = MappingProxyType({}),
+        summary: Summary = Summary(),  # noqa: B008 it is frozen
         timeout_s: float = math.inf,
         told: Callable[[str], None] = lambda text: None,
     ) -> str | None:
@@ -168,7 +163,7 @@ class MlflowTracker(Tracker):
         self._flush(thread, timeout_s * _FLUSH_SHARE, told)
 
         def end() -> None:
-            runs.end(status, artifacts, summary or Summary(), curves, of_jobs)
+            runs.end(status, summary)
             self._stored, self._moved = runs, runs.moved
             ended.set()
 

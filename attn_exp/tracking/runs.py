@@ -10,9 +10,8 @@ import importlib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from attn_exp.core.errors import UserError, is_inside
@@ -77,7 +76,6 @@ def create_job_run(
     """Store a record and the files in its job's folder as a finished run, and return its id."""
     note = job_note(record, record.request.measuring, {}, run_page(experiment, parent))
     profiled = (name for profile in record.profiles.values() for name in profile.files)
-    paths = [folder / name for name in dict.fromkeys((*_FILES, *profiled))]
     new = NewRun(
         name=run_name(record),
         parent=parent,
@@ -86,16 +84,10 @@ def create_job_run(
         params=params(record.request),
         metrics=metrics_at(metrics(record), record.finished_at),
         status="FINISHED" if STATUSES[record.status].finished else "FAILED",
-        # Names in a record and links in a folder may be somebody else's: they select no other files for upload.
-        files={path: _place(path, folder) for path in paths if is_inside(path, folder) and _has_content(path)},
+        files=_stored_files((folder / name for name in (*_FILES, *profiled)), folder),
         dataset=_dataset(record.request),
     )
     return store_run(client, experiment, new, answered)
-
-
-def _has_content(path: Path) -> bool:
-    """Whether there is a file with something in it: each one is a request to the server."""
-    return path.is_file() and path.stat().st_size > 0
 
 
 def _dataset(request: Request) -> tuple[str, str, str]:
@@ -231,56 +223,47 @@ class Runs:
             stored_runs.remove(old)
         return new
 
-    def end(
-        self,
-        status: EndStatus,
-        artifacts: Sequence[Path],
-        summary: Summary,
-        curves: Sequence[Curve],
-        of_jobs: Mapping[str, Sequence[Path]] = MappingProxyType({}),
-        ended: float | None = None,
-    ) -> None:
-        """End the sweep's run with its files, summary and curves.
-
-        `of_jobs` are files of single jobs by folder name; `ended` is the end in seconds since 1970; None means now.
-        """
+    def end(self, status: EndStatus, summary: Summary, ended: float | None = None) -> None:
+        """End the sweep's run with its summary; `ended` is its end in seconds since 1970, None means now."""
         client = self.connect()
         moment_ms = None if ended is None else int(ended * 1000)
         if status == "KILLED":
             # An interrupt leaves a second for all of this.
             client.set_terminated(self._parent, status, moment_ms)
         try:
-            parent = client.get_run(self._parent)
-            files = [file for file in artifacts if file.is_file() and is_inside(file, self.sweep.folder)]
-            places = {file: _place(file, self.sweep.folder) for file in files}
-            # First, because it takes one call: the answer is there even if the files are refused.
-            names = [f"{place}/{file.name}" if place else file.name for file, place in places.items()]
-            self.answered()
-            store_summary(client, parent, summary, names)
-            self.answered()
-            store_view(client, self._experiment)
-            self.answered()
-            self._view = store_view(client, self._experiment, self.sweep.name, summary.params)
-            self.answered()
-            for file, place in places.items():
-                store_file(client, self._parent, file, place)
-                self.answered()
-            for result in summary.results:
-                for run, _ in self._runs.get(result.job, ())[-1:]:
-                    page = run_page(self._experiment, self._parent)
-                    store_standing(client, run, result, summary, page, with_note=run not in self._edited)
-                    self.answered()
-            for job, own_files in of_jobs.items():
-                job_folder = self.sweep.folder / job
-                for run, _ in self._runs.get(job, ())[-1:]:
-                    for file in own_files:
-                        if file.is_file() and is_inside(file, job_folder):
-                            store_file(client, run, file, _place(file, job_folder))
-                            self.answered()
-            if curves:
-                keep_curves(client, self._experiment, parent, curves, self.answered)
+            self._store(client, summary)
         finally:
             client.set_terminated(self._parent, status, moment_ms)
+
+    def _store(self, client: "MlflowClient", summary: Summary) -> None:
+        parent = client.get_run(self._parent)
+        files = _stored_files(summary.files, self.sweep.folder)
+        self.answered()
+        # First, because it takes one call: the answer is there even if the files are refused.
+        names = [f"{place}/{file.name}" if place else file.name for file, place in files.items()]
+        store_summary(client, parent, summary, names)
+        self.answered()
+        store_view(client, self._experiment)
+        self.answered()
+        self._view = store_view(client, self._experiment, self.sweep.name, summary.params)
+        self.answered()
+        self._store_files(client, self._parent, files)
+        page = run_page(self._experiment, self._parent)
+        latest = {job: runs[-1][0] for job, runs in self._runs.items() if runs}
+        for result in summary.results:
+            if (run := latest.get(result.job)) is not None:
+                store_standing(client, run, result, summary, page, with_note=run not in self._edited)
+                self.answered()
+        for job, job_files in summary.job_files.items():
+            if job in latest:
+                self._store_files(client, latest[job], _stored_files(job_files, self.sweep.folder / job))
+        if summary.curves:
+            keep_curves(client, self._experiment, parent, summary.curves, self.answered)
+
+    def _store_files(self, client: "MlflowClient", run: str, files: Mapping[Path, str | None]) -> None:
+        for file, place in files.items():
+            store_file(client, run, file, place)
+            self.answered()
 
     def _open_parent(self, client: "MlflowClient") -> str:
         """Return the sweep's run, a new one if there is none, and find the runs of its jobs."""
@@ -349,7 +332,15 @@ def _import_mlflow() -> None:
     gc.freeze()
 
 
-def _place(file: Path, folder: Path) -> str | None:
-    """Return the artifact path of one of the sweep's files: its path in the sweep's folder."""
-    parent = file.parent
-    return parent.relative_to(folder).as_posix() if parent != folder and parent.is_relative_to(folder) else None
+def _stored_files(files: Iterable[Path], folder: Path) -> dict[Path, str | None]:
+    """Return those of a folder's files that are not empty, each with its artifact path: its path in the folder.
+
+    Names in a record and links in a folder may be somebody else's: they select no other files for upload.
+    """
+    stored: dict[Path, str | None] = {}
+    for file in files:
+        if file.is_file() and file.stat().st_size > 0 and is_inside(file, folder):
+            parent = file.parent
+            inside = parent != folder and parent.is_relative_to(folder)
+            stored[file] = parent.relative_to(folder).as_posix() if inside else None
+    return stored
