@@ -12,7 +12,7 @@ from attn_exp.comparison.answer import compare_read
 from attn_exp.comparison.choice import Choice
 from attn_exp.comparison.pages import page
 from attn_exp.core.sheet.render import text_of
-from attn_exp.execution import session as session_module
+from attn_exp.execution import closing
 from attn_exp.execution.context import SweepContext
 from attn_exp.execution.progress import Progress
 from attn_exp.execution.session import Session
@@ -26,14 +26,14 @@ class Closed(Tracker):
     def __init__(self):
         self.ends = []
 
-    def close(self, status, artifacts, **more):
+    def close(self, status, *arguments, **more):
         self.ends.append(status)
 
 
 @pytest.fixture
 def current(tmp_path):
     found = Session()
-    found.context, found._plots = SweepContext("s", tmp_path, Closed(), {}, print), False
+    found.context, found._output = SweepContext("s", tmp_path, Closed(), {}, print), closing.Output(save_plots=False)
     found.progress = Progress(io.StringIO())
     return found
 
@@ -42,7 +42,7 @@ def test_whatever_fails_at_the_end_the_store_is_closed(current, monkeypatch):
     def broken(folder, **options):
         raise RuntimeError("no table")
 
-    monkeypatch.setattr(session_module, "read_folder", broken)
+    monkeypatch.setattr(closing, "read_folder", broken)
     with pytest.raises(RuntimeError, match="no table"):
         current.close("FINISHED")
     assert current.context.tracker.ends == ["FAILED"]
@@ -52,7 +52,7 @@ def test_an_interrupt_while_the_end_is_stored_says_the_command_that_stores_it(cu
     def interrupted(folder, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(session_module, "read_folder", interrupted)
+    monkeypatch.setattr(closing, "read_folder", interrupted)
     current.context.tracker.replay_command = lambda: "attn-exp log s"
     with pytest.raises(KeyboardInterrupt):
         current.close("FINISHED")

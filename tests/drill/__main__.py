@@ -18,7 +18,7 @@ from pathlib import Path
 
 from test_tracking_patience import SICK
 
-from drill.campaigns import CONTAINER, ENDS, LACKING, Campaign, local, served
+from drill.campaigns import CONTAINER, ENDS, LACKING, SAVED, Campaign, local, served
 from drill.command import NOBODY, Command
 from drill.disk import into_a_namespace, make_disk
 from drill.ends import Ends
@@ -50,6 +50,7 @@ _OF_LARGE = (
     "the parent killed by SIGKILL",
     CONTAINER,
     LACKING,
+    SAVED,
     "the sweep's identity lost",
     "the parent killed while MLflow's database is made",
     "the same command twice at once",

@@ -29,6 +29,7 @@ _MOST_RUNS = 6
 # Making a database takes half a second to a second and a half.
 _MAKING_S, _TRIES = 0.5, 4
 _AT_ONCE = 4
+_SAVED_JOBS = 12
 # Each takes seconds, mostly of waiting: the two sweeps share them.
 _SICK_SERVED, _SICK_LOCAL = list(SICK)[::2], list(SICK)[1::2]
 ENDS = {
@@ -37,6 +38,7 @@ ENDS = {
     "the parent ended by SIGTERM": (signal.SIGTERM,),
 }
 LACKING = "a host that lacks calls of the system"
+SAVED = "a backend's file saved while a sweep ran"
 CONTAINER = "the container ended with all that is in it"
 # What a command says that left something to do.
 _UNDONE = ("without a result", "MLflow at ", "cannot write to ")
@@ -171,6 +173,19 @@ class Campaign:
         subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
         lacks = {"LD_PRELOAD": str(library), "LACKING": "pidfd_open flock_lock fsync link"}
         self.counts[LACKING] += self.run(variables=lacks).code == 0
+
+    def save_backend(self) -> None:
+        """Save a backend's file in the middle of a sweep of its own, which ends; the same command measures the rest."""
+        file = self.command.plan.with_name("saved_backend.py")
+        file.write_text("from drill.backend import Drilled as Saved\n")
+        command = self.command.of_own_backend("saved", _SAVED_JOBS, "saved_backend.Saved")
+        ended = command.run((0.1, lambda running: file.write_text(f"{file.read_text()}# saved\n")))
+        finished = command.run()
+        statuses = {read_record(path.parent).status for path in command.records()}  # type: ignore[union-attr]
+        if ended.code == 2 and "were changed while the sweep ran" in ended.said and 0 < ended.records < _SAVED_JOBS:
+            self.counts[SAVED] += 1
+        if finished.code != 0 or finished.records < _SAVED_JOBS or statuses != {"ok"}:
+            self.wrong.append(f"{SAVED}: exit code {finished.code}, {statuses}: {finished.said[-800:]}")
 
     def plant(self) -> None:
         """Plant links and odd things in the sweep's folder."""
@@ -330,4 +345,5 @@ def local(campaign: Campaign, disk: Disk) -> None:
         for kind in _SICK_LOCAL:
             campaign.sick(kind)
         campaign.lacking()
+        campaign.save_backend()
     campaign.finish()

@@ -17,6 +17,7 @@ from cli import TRACKED
 
 from attn_exp.core.host.process import descendants
 from attn_exp.core.record.file import FILE_NAME
+from drill.plan import Plan
 
 TESTS = Path(__file__).resolve().parents[1]
 # What no file of a sweep, and no line of a command, may have.
@@ -82,6 +83,7 @@ class Command:
         folder: Path,
         tracker: list[str],
         timeout_s: int = 6,
+        target: str = "drill.backend.Drilled",
         variables: Mapping[str, str] | None = None,
     ) -> None:
         self._tracker, self._variables = tracker, dict(variables or {})
@@ -91,7 +93,7 @@ class Command:
         small = [argument for argument in TRACKED if not argument.startswith(("batch=", "tracker.patience_s="))]
         self._arguments = [
             *("-m", *small, f"batch=range(1,{jobs + 1})"),
-            *("backend=eager", "backend._target_=drill.backend.Drilled", "backend.name=drilled"),
+            *("backend=eager", f"backend._target_={target}", "backend.name=drilled"),
             *(
                 f"+backend.plan={plan}",
                 f"isolation.timeout_s={timeout_s}",
@@ -101,6 +103,13 @@ class Command:
                 *tracker,
             ),
         ]
+
+    def of_own_backend(self, sweep: str, jobs: int, target: str) -> "Command":
+        """Return the command of another sweep in which nothing goes wrong, by a backend in the current folder."""
+        plan = Plan(sweep, jobs, {})
+        plan.write(path := self._world / f"plan-{sweep}.json")
+        store = [f"tracker.uri=sqlite:///{self._world}/{sweep}.db"]
+        return Command(self._world, sweep, jobs, path, self.folder.with_name(sweep), store, target=target)
 
     def records(self) -> list[Path]:
         """The records that lie there now, whole or not."""
