@@ -84,7 +84,7 @@ class ValuesCheck:
             verdict = self._verdict(values, row, expected, made.results)
         wrong = verdict.wrong
         if wrong:
-            why = self._why(values, row, expected, made)
+            why = self._why(values, row, expected, made) if self.attempt.with_gradients else None
             wrong = wrong if why is None else f"{why}: {wrong}"
         refused = made.refused
         if kind == HARD and not wrong:
@@ -173,15 +173,6 @@ class ValuesCheck:
 
     def _why(self, values: Inputs, row: int, expected: Expected, made: _Made) -> str | None:
         """Return what makes results wrong if they are right without it, or None."""
-        case = self.request.case
-        if case.softcap is not None:
-            with self.machine.settings.again():
-                uncapped = reference(replace(case, batch=1, softcap=None), values, with_gradients=False)["out"]
-            error = tensor_error(made.results["out"][row : row + 1], uncapped, self.calls.scales.get("out", 1.0))
-            if error.relative is not None and error.relative <= expected.tolerances["out"].relative:
-                return f"it is as if the softcap of {case.softcap:g} were left out"
-        if not self.attempt.with_gradients:
-            return None
         at_once = self._calls_on(values, made.layout)
         if not made.overwritten and self._verdict(values, row, expected, at_once.results).wrong is None:
             return "a later forward overwrites what the backward of an earlier one needs"
