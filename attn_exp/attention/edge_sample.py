@@ -5,9 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from attn_exp.attention.biases import added_scores
-from attn_exp.attention.formula import seen_keys
+from attn_exp.attention.formula import scored_with_slope, seen_keys
 from attn_exp.attention.inputs import Inputs
-from attn_exp.attention.reference import capped
 from attn_exp.attention.sampling import Places, boundary_rows, fresh_dice
 from attn_exp.attention.sinks import log_sum, sinks_at
 from attn_exp.core.case.case import Case
@@ -89,7 +88,7 @@ def edge_sample(case: Case, inputs: Inputs, *, with_gradients: bool) -> EdgeSamp
     scores = q @ k.mT * case.head_dim**-0.5
     # The derivatives of the capped scores with respect to scores and to the logarithm of their scale.
     uncapped = scores
-    scores, slope = capped(case, scores)
+    scores, slope = scored_with_slope(case, scores)
     by_scale = uncapped if slope is None else uncapped * slope
     key = torch.arange(case.kv_len)
     added = added_scores(case, q_head, rows, key.to(device), scores.dtype)

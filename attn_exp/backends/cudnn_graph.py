@@ -47,8 +47,7 @@ class CudnnGraph(DeclarativeBackend):
     supports = Supports(
         dtypes=("bfloat16", "float16", E4M3),
         masks=("window",),
-        packed=True,
-        paged=True,
+        features=("packed", "paged"),
         value_dims="any",
         head_dim_multiple=8,
         largest_head_dim=256,

@@ -67,8 +67,7 @@ class FlashAttention3(Reproducible):
         forward_only=(E4M3,),
         align=("bottom_right",),
         masks=("window",),
-        softcap=True,
-        packed=True,
+        features=("softcap", "packed"),
         # "If the row of the mask is all zero, the output will be zero."
         keyless=True,
         largest_head_dim=256,

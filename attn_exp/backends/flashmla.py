@@ -27,10 +27,9 @@ class FlashMla(DeclarativeBackend):
     supports = Supports(
         passes=("forward",),
         align=("bottom_right",),
-        latent=True,
+        features=("latent", "paged"),
         head_dims=(576,),
         value_dims=((576, 512),),
-        paged=True,
         page_sizes=(_PAGE,),
         capabilities=(9,),
     )

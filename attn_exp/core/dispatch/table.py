@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from attn_exp.core.case.case import INT8, Case
+from attn_exp.core.case.features import FEATURES
 from attn_exp.core.case.masks import NO_NUMBER, Numbered
 from attn_exp.core.errors import NOT_DECODED, UserError, brief
 from attn_exp.core.files import SHORT_BYTES, read_whole, write_whole
@@ -87,15 +88,9 @@ def inexpressible(case: Case) -> str | None:
     """Return why a call of `scaled_dot_product_attention` without a mask tensor cannot be this case, or None."""
     reasons = {
         "a block around the attention": case.workload is not None,
-        "packed sequences": case.lengths is not None,
         "fp8": case.quantised,
         "int8 scores": case.dtype == INT8,
-        "a softcap": case.softcap is not None,
-        "sinks": case.sink,
-        "ALiBi": case.alibi,
-        "a bias": case.bias is not None,
-        "latent values": case.latent,
-        "a paged cache": case.page_size is not None,
+        **{feature.lacking: bool(getattr(case, field)) for field, feature in FEATURES.items()},
         f"mask={case.mask.typed}": isinstance(case.mask, Numbered) and not case.dense,
         "a causal mask aligned bottom-right": case.align == "bottom_right" and not (case.dense or case.square),
     }
