@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from attn_exp.attention.biases import alibi_slopes, bias_tensor
 from attn_exp.attention.expected import expected
 from attn_exp.attention.formula import formula, hidden_keys
 from attn_exp.attention.inputs import Inputs, make_inputs
 from attn_exp.attention.reference import reference
+from attn_exp.attention.scores import alibi_slopes, bias_tensor
 from attn_exp.attention.verdict import verdict
 from attn_exp.backends.base import calls_of
 from attn_exp.backends.flex import flex_function

@@ -55,8 +55,7 @@ def brute_force(case: Case, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     """Return the output in float64, of queries and keys and nothing else."""
     without = replace(case, latent=False)
     mask = hidden_keys(case, 0, case.q_len, CPU)
-    from attn_exp.attention.biases import bias_tensor
-    from attn_exp.attention.sinks import sinks_of
+    from attn_exp.attention.scores import bias_tensor, sinks_of
 
     sinks, bias = sinks_of(case, CPU), bias_tensor(case, CPU, torch.float64)
     values = torch.stack([k[..., channel] for channel in range(case.value_dim)], -1)

@@ -12,7 +12,7 @@ from attn_exp.attention.expected import expected
 from attn_exp.attention.formula import formula, hidden_keys
 from attn_exp.attention.inputs import Inputs, make_inputs
 from attn_exp.attention.reference import reference
-from attn_exp.attention.sinks import sinks_of
+from attn_exp.attention.scores import sinks_of
 from attn_exp.attention.verdict import verdict
 from attn_exp.backends.base import calls_of
 from attn_exp.backends.eager import Eager

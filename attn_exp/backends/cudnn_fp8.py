@@ -14,19 +14,19 @@ from typing import Any
 
 import torch
 
-from attn_exp.attention.autograd import Gradients
-from attn_exp.attention.inputs import E4M3_MAX, Inputs, Scales
+from attn_exp.attention.inputs import E4M3_MAX, Gradients, Inputs, Scales
 from attn_exp.backends.base import Calls
-from attn_exp.backends.cudnn_case import (
+from attn_exp.backends.cudnn_plan import (
+    NODE,
     Operand,
     backward_options,
+    build,
     mask_options,
     operand,
     operand_of,
     room_for_stats,
     sequence_lengths,
 )
-from attn_exp.backends.cudnn_plan import NODE, build
 from attn_exp.backends.package import Refused
 from attn_exp.core.case.case import Case
 

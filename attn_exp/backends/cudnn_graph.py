@@ -6,12 +6,14 @@ from typing import Any
 
 import torch
 
-from attn_exp.attention.autograd import Gradients
-from attn_exp.attention.inputs import Inputs, paged
+from attn_exp.attention.inputs import Gradients, Inputs, paged
 from attn_exp.backends.base import FUSED_SHARE, Calls, DeclarativeBackend
-from attn_exp.backends.cudnn_case import (
+from attn_exp.backends.cudnn_fp8 import fp8_calls, fp8_refusal
+from attn_exp.backends.cudnn_plan import (
+    NODE,
     backward_options,
     band_of,
+    build,
     mask_options,
     operand,
     operand_of,
@@ -19,8 +21,6 @@ from attn_exp.backends.cudnn_case import (
     room_for_stats,
     sequence_lengths,
 )
-from attn_exp.backends.cudnn_fp8 import fp8_calls, fp8_refusal
-from attn_exp.backends.cudnn_plan import NODE, build
 from attn_exp.backends.package import Package, Refused, WrongOption
 from attn_exp.backends.sdpa import Cudnn
 from attn_exp.backends.supports import Supports

@@ -2,9 +2,9 @@
 
 from functools import partial
 
-from attn_exp.attention.biases import bias_tensor
 from attn_exp.attention.formula import formula, hidden_keys
 from attn_exp.attention.inputs import Inputs, paged, sinks_in
+from attn_exp.attention.scores import bias_tensor
 from attn_exp.backends.base import Calls, DeclarativeBackend, calls_of, from_pages
 from attn_exp.backends.supports import Supports
 from attn_exp.core.case.case import HALVES, Case

@@ -6,8 +6,7 @@ import torch
 
 from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import FUSED_SHARE, Calls, Reproducible
-from attn_exp.backends.bshd import bshd_calls, flash_window
-from attn_exp.backends.operators import AttentionOptions, operator_attention, register
+from attn_exp.backends.bshd import AttentionOptions, bshd_calls, flash_window, operator_attention, register
 from attn_exp.backends.package import Package
 from attn_exp.backends.supports import Supports
 from attn_exp.core.case.case import E4M3, Case

@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 
-from attn_exp.attention.autograd import Attention
-from attn_exp.attention.biases import alibi_slopes, bias_tensor, biased
 from attn_exp.attention.formula import own_keys, seen_keys, sequence_ids
-from attn_exp.attention.inputs import Inputs, sinks_in
+from attn_exp.attention.inputs import Attention, Inputs, sinks_in
+from attn_exp.attention.scores import alibi_slopes, bias_tensor, biased
 from attn_exp.backends.base import FUSED_SHARE, Calls, DeclarativeBackend, calls_of
 from attn_exp.backends.bshd import starts_of
 from attn_exp.backends.compile import with_own_code

@@ -6,8 +6,7 @@ from functools import partial
 
 import torch
 
-from attn_exp.attention.autograd import Gradients
-from attn_exp.attention.inputs import Inputs
+from attn_exp.attention.inputs import Gradients, Inputs
 from attn_exp.attention.reference import reference, sink_gradients
 from attn_exp.backends.base import Calls, DeclarativeBackend
 from attn_exp.backends.eager import Eager

@@ -20,9 +20,9 @@ from torch.backends.cuda import (
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import deterministic as switches
 
-from attn_exp.attention.biases import bias_tensor
 from attn_exp.attention.formula import hidden_keys
 from attn_exp.attention.inputs import Inputs
+from attn_exp.attention.scores import bias_tensor
 from attn_exp.backends.base import FUSED_SHARE, Calls, Reproducible, calls_of
 from attn_exp.backends.package import WrongOption
 from attn_exp.backends.supports import Supports

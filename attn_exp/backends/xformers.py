@@ -10,9 +10,8 @@ import torch
 
 from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import FUSED_SHARE, Calls, DeclarativeBackend
-from attn_exp.backends.bshd import bshd_calls
+from attn_exp.backends.bshd import AttentionOptions, bshd_calls, operator_attention, register
 from attn_exp.backends.fa3 import left_out_of_build
-from attn_exp.backends.operators import AttentionOptions, operator_attention, register
 from attn_exp.backends.package import Package, Unavailable
 from attn_exp.backends.supports import Supports
 from attn_exp.core.case.case import Case

@@ -19,8 +19,7 @@ from attn_exp.core.record.profile import Profile, ProfiledKernel
 from attn_exp.core.record.record import Record
 from attn_exp.core.record.request import REQUEST_NAME, Request
 from attn_exp.profilers.base import Subject
-from attn_exp.profilers.inductor_code import read_generated
-from attn_exp.profilers.inductor_table import Bandwidth, read_bandwidth, row_of, table_csv
+from attn_exp.profilers.inductor_code import Bandwidth, read_bandwidth, read_generated, row_of, table_csv
 
 # The worker's entry point that compiles the job; profilers do not import the worker.
 _ENTRY = "attn_exp.worker.compile_again"

@@ -57,7 +57,7 @@ class Case:
         value_dim: the head dimension of v and the output.
         dtype: PyTorch's name. Tensors of `float8_e4m3fn` are codes, each tensor with a scale
             (attn_exp/attention/inputs.py). At `int8` tensors are float16, and the backend quantises q and k inside of
-            the call (attn_exp/attention/quantised_formula.py).
+            the call (attn_exp/attention/fused_formula.py).
         causal: whether a query sees only keys up to its own.
         align: where a causal mask starts if q_len != kv_len. `bottom_right`: the last query sees every key
             (FlashAttention >= 2.1). `top_left`: query i sees keys 0..i (PyTorch's `is_causal`).
@@ -70,13 +70,13 @@ class Case:
             between blocks, full inside of them (diffusion language models, arXiv:2503.09573).
         softcap: bounds the scores before the mask: softcap * tanh(scores / softcap).
         sink: whether each query head has a learned logit that joins the softmax's denominator and has no value
-            (gpt-oss, arXiv:2508.10925). Its values follow from the case (attn_exp/attention/sinks.py), and its
+            (gpt-oss, arXiv:2508.10925). Its values follow from the case (attn_exp/attention/scores.py), and its
             gradient, `d_sink`, is part of the backward.
         alibi: whether scores lose the distance of their query and key, times a slope of the query head (ALiBi,
             arXiv:2108.12409). It counts from the query's last key under a causal mask of this alignment.
         bias: the tensor that is added to scores, the same in all rows of the batch. `heads` has numbers for each query
             head (1, q_heads, q_len, kv_len); `shared` has the same for all heads (1, 1, q_len, kv_len). It is a
-            constant (attn_exp/attention/biases.py).
+            constant (attn_exp/attention/scores.py).
         latent: whether the value of a key is its first `value_dim` channels, so that keys and values are one tensor. It
             is a cache of latents (multi-head latent attention in decoding, arXiv:2405.04434, 2.1.2), forward only.
         lengths: packs sequences of these lengths into one row of the batch. A query sees only keys of its own sequence,

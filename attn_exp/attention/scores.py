@@ -1,9 +1,14 @@
-"""Terms added to capped scores before the mask: ALiBi, and a tensor of biases.
+"""What scores have beside the products: ALiBi, a tensor of biases, and sinks.
 
-ALiBi (arXiv:2108.12409, section 3) subtracts from a score the distance of its query and key times a slope of the query
-head. The distance counts from the query's own key, the last one under a causal mask. Without a mask it counts in both
-directions, as in FlashAttention. A tensor of biases has a number for each query and key. It may differ between heads,
-and is the same in all rows of the batch, as in T5 (arXiv:1910.10683, 2.1).
+ALiBi (arXiv:2108.12409, section 3) subtracts from a capped score the distance of its query and key times a slope of the
+query head. The distance counts from the query's own key, the last one under a causal mask. Without a mask it counts in
+both directions, as in FlashAttention. A tensor of biases has a number for each query and key. It may differ between
+heads, and is the same in all rows of the batch, as in T5 (arXiv:1910.10683, 2.1).
+
+A sink is a learned logit of a query head that joins the softmax's denominator and has no value. The weights of a query
+are exp(s - lse) with lse = log(sum(exp(s)) + exp(sink)): they sum to less than one. The gradient of a score is
+p (dp - sum(p dp)), as without a sink. The gradient of the sink is that of a key without a value, the sum of
+-exp(sink - lse) sum(p dp) over the queries of its head.
 """
 
 import math
@@ -20,6 +25,10 @@ OF_QUERY, OF_KEY, OF_HEAD = 2654435761, 2246822519, 3266489917
 # By how many bits to the right they are mixed with themselves, and multiplied by which number then.
 MIXES, LAST_SHIFT = ((16, 2246822507), (13, 3266489909)), 16
 _INT32 = 1 << 32
+# With normal scores the sink takes 5 to 50 % of a query that sees all keys, another share in each head.
+_LEAST, _SPREAD = -2.5, 3.0
+# Multiples of it are spread evenly (the golden ratio).
+_STEP = (5**0.5 - 1) / 2
 
 
 def alibi_slopes(heads: int) -> list[float]:
@@ -101,3 +110,34 @@ def _signed(bits: int) -> int:
 def _shifted(bits: torch.Tensor, by: int) -> torch.Tensor:
     """Shift 32 bits to the right as those of an unsigned number."""
     return (bits >> by) & ((1 << (32 - by)) - 1)
+
+
+def sinks_of(case: Case, device: torch.device) -> torch.Tensor | None:
+    """Return the sinks of a case's query heads, (1, q_heads, 1, 1) in its dtype; None if it has none."""
+    if not case.sink:
+        return None
+    several = torch.arange(1, case.q_heads + 1, dtype=torch.float64) * _STEP % 1
+    logits = math.log(case.most_keys) + _LEAST + _SPREAD * several
+    return logits.to(getattr(torch, case.dtype)).to(device).reshape(1, -1, 1, 1)
+
+
+def sinks_at(case: Case, heads: torch.Tensor) -> torch.Tensor | None:
+    """Return the sinks of query heads that are counted over the batch, in float64 and the shape of `heads`."""
+    sinks = sinks_of(case, heads.device)
+    return None if sinks is None else sinks.double().flatten()[heads % case.q_heads]
+
+
+def softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """Return the weights of keys, whose last dimension is that of the masked `scores`.
+
+    `sinks` of rows broadcast to (..., 1). With them, a row of minus infinities gets zeros.
+    """
+    if sinks is None:
+        return torch.softmax(scores, dim=-1)
+    return torch.exp(scores - log_sum(scores, sinks))
+
+
+def log_sum(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """Return the logarithm of each row's sum of exponentials, (..., 1); the arguments are those of `softmax`."""
+    of_keys = torch.logsumexp(scores, dim=-1, keepdim=True)
+    return of_keys if sinks is None else torch.logaddexp(of_keys, sinks.to(scores.dtype))
