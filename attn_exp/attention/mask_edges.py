@@ -29,7 +29,7 @@ _RANDOM_ROWS = 12
 # If few keys have the weight, rounding their weights moves the output along few directions, among them these.
 LEAST_KEYS = 16.0
 # A deviation follows a key if it is within this share of the key's movement, with so many standard errors.
-_SHARE, _ERRORS = 0.5, 10.0
+_SHARE, _ERRORS_OF_KEY = 0.5, 10.0
 # With fewer standard errors nothing is a candidate: among a million keys the largest of a normal distribution has five.
 _CANDIDATE = 4.5
 # With fewer directions of all rows the noise is too uncertain.
@@ -38,8 +38,8 @@ _LEAST_DIRECTIONS = 128
 _MOST = 8
 # A key with nearly all the weight: its loss shows in the norms.
 _HEAVIEST = 0.9
-# The share of the keys' movement, and the standard errors of the rounding around it.
-_SHARE, _ERRORS = 0.5, 8.0
+# The same of keys at the boundary of a mask.
+_ERRORS = 8.0
 # With fewer directions the rounding of a single row is too uncertain to judge it.
 _LEAST_DIM = 32
 # One key, and blocks of keys. The nearest size still shows most of a block of another size.
@@ -185,7 +185,7 @@ def wrong_key(sample: EdgeSample, error: torch.Tensor) -> str | None:
         error = error - move if of > 0 else error + move
     keys = list(found)
     # By the noise that is left without all of them.
-    clear = (known[keys] / noise[keys] > _ERRORS).tolist() if keys else []
+    clear = (known[keys] / noise[keys] > _ERRORS_OF_KEY).tolist() if keys else []
     sure = [key for key, one in zip(keys, clear, strict=True) if one]
     if not sure:
         return None

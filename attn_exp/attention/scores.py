@@ -19,7 +19,7 @@ from attn_exp.attention.formula import own_keys
 from attn_exp.core.case.case import Case
 
 # The numbers of a bias are multiples of 1/32 from -2 to below 2: each is exact in 16 bits.
-_STEPS, _STEP = 128, 1 / 32
+_STEPS, _STEP_OF_BIAS = 128, 1 / 32
 # Odd numbers that mix the bits of a query, a key and a head (xxHash's primes, and multipliers of MurmurHash3's fmix32).
 OF_QUERY, OF_KEY, OF_HEAD = 2654435761, 2246822519, 3266489917
 # By how many bits to the right they are mixed with themselves, and multiplied by which number then.
@@ -28,7 +28,7 @@ _INT32 = 1 << 32
 # With normal scores the sink takes 5 to 50 % of a query that sees all keys, another share in each head.
 _LEAST, _SPREAD = -2.5, 3.0
 # Multiples of it are spread evenly (the golden ratio).
-_STEP = (5**0.5 - 1) / 2
+_GOLDEN = (5**0.5 - 1) / 2
 
 
 def alibi_slopes(heads: int) -> list[float]:
@@ -69,7 +69,7 @@ def added_scores(
         total = distance * -slopes.to(dtype)[heads]
     if case.bias is not None:
         own = heads if case.bias == "heads" else heads.new_zeros(())
-        numbers = _numbers(rows[..., None], keys, own).to(dtype).mul_(_STEP)
+        numbers = _numbers(rows[..., None], keys, own).to(dtype).mul_(_STEP_OF_BIAS)
         total = numbers if total is None else total + numbers
     assert total is not None
     return total.expand(shape)
@@ -92,7 +92,7 @@ def _numbers(rows: torch.Tensor, keys: torch.Tensor, heads: torch.Tensor) -> tor
     mixed = _times(rows, OF_QUERY) + _times(heads, OF_HEAD) + _times(keys, OF_KEY)
     for by, factor in MIXES:
         mixed ^= _shifted(mixed, by)
-        mixed *= _signed(factor)
+        mixed *= (factor + _INT32 // 2) % _INT32 - _INT32 // 2
     mixed ^= _shifted(mixed, LAST_SHIFT)
     return (mixed & (_STEPS - 1)) - _STEPS // 2
 
@@ -100,11 +100,6 @@ def _numbers(rows: torch.Tensor, keys: torch.Tensor, heads: torch.Tensor) -> tor
 def _times(indices: torch.Tensor, factor: int) -> torch.Tensor:
     """Return the low 32 bits of products as int32."""
     return ((indices.long() * factor + _INT32 // 2) % _INT32 - _INT32 // 2).int()
-
-
-def _signed(bits: int) -> int:
-    """Return what int32 takes these 32 bits for."""
-    return (bits + _INT32 // 2) % _INT32 - _INT32 // 2
 
 
 def _shifted(bits: torch.Tensor, by: int) -> torch.Tensor:
@@ -116,7 +111,7 @@ def sinks_of(case: Case, device: torch.device) -> torch.Tensor | None:
     """Return the sinks of a case's query heads, (1, q_heads, 1, 1) in its dtype; None if it has none."""
     if not case.sink:
         return None
-    several = torch.arange(1, case.q_heads + 1, dtype=torch.float64) * _STEP % 1
+    several = torch.arange(1, case.q_heads + 1, dtype=torch.float64) * _GOLDEN % 1
     logits = math.log(case.most_keys) + _LEAST + _SPREAD * several
     return logits.to(getattr(torch, case.dtype)).to(device).reshape(1, -1, 1, 1)
 

@@ -220,6 +220,11 @@ def build(cudnn: ModuleType, api: str, node: Node, inputs: Mapping[str, Operand]
     return Plan(run, workspace_bytes, build_s)
 
 
+def node_of(kind: str, **options: Any) -> Node:
+    """Return the function that adds a node of this kind to a graph, and returns its outputs."""
+    return lambda graph, **tensors: getattr(graph, kind)(name=NODE, **options, **tensors)
+
+
 def _bound(
     cudnn: ModuleType, handle: Any, node: Node, inputs: Mapping[str, Operand], outputs: Sequence[Operand]
 ) -> tuple[Any, Callable[..., None]]:
