@@ -10,8 +10,8 @@ from standins import forward, install, visible
 from test_conf import CONF
 
 from attn_exp.attention.expected import expected
+from attn_exp.attention.fused_formula import int8_formula, rounded_by_block
 from attn_exp.attention.hard_values import make_inputs_of
-from attn_exp.attention.quantised_formula import int8_formula, rounded_by_block
 from attn_exp.attention.reference import reference
 from attn_exp.attention.verdict import verdict
 from attn_exp.backends.base import load_backend, supported_passes

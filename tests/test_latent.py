@@ -23,7 +23,6 @@ from attn_exp.backends.sdpa import Flash
 from attn_exp.backends.triton import Triton
 from attn_exp.core.case.case import Case
 from attn_exp.core.case.flops import compulsory_bytes, flops, seen_keys
-from attn_exp.core.errors import UserError
 from attn_exp.worker.measure import measure
 
 CPU = torch.device("cpu")
@@ -56,8 +55,7 @@ def brute_force(case: Case, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     """Return the output in float64, of queries and keys and nothing else."""
     without = replace(case, latent=False)
     mask = hidden_keys(case, 0, case.q_len, CPU)
-    from attn_exp.attention.biases import bias_tensor
-    from attn_exp.attention.sinks import sinks_of
+    from attn_exp.attention.scores import bias_tensor, sinks_of
 
     sinks, bias = sinks_of(case, CPU), bias_tensor(case, CPU, torch.float64)
     values = torch.stack([k[..., channel] for channel in range(case.value_dim)], -1)
@@ -205,17 +203,3 @@ def test_a_refusal_of_latent_is_said(backend: Any, changes: dict[str, Any], says
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     said = backend("it").unsupported(replace(MLA, **changes), "cuda")
     assert said is None if says is None else says in said
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"latent": 3}, "latent=3 is neither true nor false"),
-        ({"value_dim": 25}, "value_dim=25 is more than head_dim=24: set model.value_dim=24 or less, or latent=false"),
-        ({"dtype": "int8"}, "no keys and values in int8: set dtype=bf16, or latent=false"),
-        ({"workload": "decoder_layer", "mlp_dim": 64, "kv_len": 1, "value_dim": 24}, "set latent=false"),
-    ],
-)
-def test_a_mistake_is_one_sentence(wrong: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        case(**wrong)

@@ -13,8 +13,8 @@ from test_conf import CONF
 
 from attn_exp.attention.error import inaccuracy
 from attn_exp.attention.expected import expected
+from attn_exp.attention.fused_formula import fp8_formula
 from attn_exp.attention.inputs import make_inputs
-from attn_exp.attention.quantised_formula import fp8_formula
 from attn_exp.attention.reference import reference
 from attn_exp.backends import cudnn_fp8
 from attn_exp.backends.base import load_backend, supported_passes

@@ -22,10 +22,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from attn_exp.attention import hard_rows
-from attn_exp.attention.biases import biased
 from attn_exp.attention.hard_rows import Channels, Role, Rows, Treatment
 from attn_exp.attention.inputs import Inputs, Scales, make_inputs, quantised
 from attn_exp.attention.pages import as_cached
+from attn_exp.attention.scores import biased
 from attn_exp.core.case.case import E4M3, INT8, NORMAL, Case
 
 # Magnitudes of k by role. At fp8 they are bounded by the scale of normal inputs, so offsets take more channels.
