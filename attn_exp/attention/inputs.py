@@ -252,8 +252,8 @@ def _laid_out(tensor_bhsd: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 def autograd_backward(inputs: DifferentiableInputs, out: torch.Tensor) -> Callable[[], Gradients]:
-    """Return a call of `torch.autograd.grad` on an output; gradients do not accumulate."""
-    return partial(torch.autograd.grad, out, inputs.leaves, inputs.d_out, retain_graph=True)
+    """Return a call of `torch.autograd.grad` on an output; gradients do not accumulate, and a missing one is None."""
+    return partial(torch.autograd.grad, out, inputs.leaves, inputs.d_out, retain_graph=True, allow_unused=True)
 
 
 class Accumulator:
@@ -273,7 +273,8 @@ class Accumulator:
             gradients = call()
             with torch.no_grad():
                 for kept, gradient in zip(self.sums, gradients, strict=True):
-                    kept.add_(gradient)
+                    if gradient is not None:
+                        kept.add_(gradient)
             return gradients
 
         return accumulating

@@ -22,6 +22,7 @@ REPORTS = {
     "pygpubench#23": "https://github.com/gpu-mode/pygpubench/issues/23",
     "KernelBench#82": "https://github.com/ScalingIntelligence/KernelBench/pull/82",
     "KernelBench#165": "https://github.com/ScalingIntelligence/KernelBench/issues/165",
+    "LLMs-from-scratch#1061": "https://github.com/rasbt/LLMs-from-scratch/pull/1061",
     "wafer": "https://www.wafer.ai/blog/reward-hacks-field-guide",
     "wafer-104x": "https://www.wafer.ai/blog/reward-hacking",
 }

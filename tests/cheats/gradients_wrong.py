@@ -41,3 +41,21 @@ class SharedStatistics(Plain):
 
     def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return _SharedStatistics.apply(q, k, v, self.workspace)
+
+
+class _OfTheSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, out: Tensor) -> Tensor:
+        return out.clone()
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> Tensor:
+        return torch.ones_like(d_out)
+
+
+@cheat("gradients", "inaccurate", "gradients are those of a d_out of ones")
+class GradientsOfTheSum(Plain):
+    """Differentiates the sum of the output, whatever the output's gradient is."""
+
+    def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return _OfTheSum.apply(super().attention(case, q, k, v))  # type: ignore[no-any-return,no-untyped-call]
