@@ -13,6 +13,8 @@ from attn_exp.core.case.case import GIVEN, INT8, NORMAL, Case
 
 # The largest finite e4m3 number (arXiv:2209.05433, table 1).
 E4M3_MAX = 448.0
+# Tokens that packed sequences leave free at the end of their memory: what a tile of most kernels reads beyond.
+_TOKENS_BEHIND = 128
 _DISTRIBUTION = "normal(0, 1)"
 _QUANTISED = "normal(0, 1) in float32, then e4m3 with one scale a tensor (amax / 448)"
 # dq, dk and dv; for a block, the gradients of its inputs and weights.
@@ -218,7 +220,21 @@ def make_inputs(case: Case, device: str, seed: int, *, with_gradients: bool) -> 
     made = _codes(q, k, v, d_out) if case.in_codes else Inputs(q, k, v, d_out, sink=sinks, latent=case.latent)
     for tensor in made.leaves:
         tensor.requires_grad_(with_gradients)
-    return made.laid_out(case.layout)
+    return with_room(case, made.laid_out(case.layout))
+
+
+def with_room(case: Case, inputs: Inputs) -> Inputs:
+    """Return packed tokens in memory that goes on behind the last one, as the buffers of a server do."""
+    if case.lengths is None or case.layout != "bshd" or case.in_codes:
+        return inputs
+
+    def roomy(tensor: torch.Tensor) -> torch.Tensor:
+        _, heads, length, dim = tensor.shape
+        buffer = torch.zeros((1, length + _TOKENS_BEHIND, heads, dim), dtype=tensor.dtype, device=tensor.device)
+        tokens = buffer[:, :length].transpose(1, 2)
+        return tokens.copy_(tensor.detach()).requires_grad_(tensor.requires_grad)
+
+    return inputs.mapped(roomy)
 
 
 def paged(case: Case, inputs: Inputs) -> Inputs:

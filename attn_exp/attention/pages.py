@@ -119,6 +119,12 @@ class Paging:
         # The slots of keys, int64 (batch, kv_len): those of packed sequences lie behind each other as the requests do.
         self.slots = pages.slots().view(case.batch, case.kv_len)
 
+    def free_slots(self) -> torch.Tensor:
+        """Return the slots that hold no key, int64."""
+        free = torch.ones(self.pages.count * self.pages.page_size, dtype=torch.bool, device=self.slots.device)
+        free[self.slots.flatten()] = False
+        return free.nonzero().squeeze(1)
+
     def pool_of(self, tensor_bhsd: torch.Tensor) -> torch.Tensor:
         """Return a new pool that has a tensor of keys or values in its pages, and random numbers elsewhere."""
         heads, dim = tensor_bhsd.shape[1], tensor_bhsd.shape[-1]

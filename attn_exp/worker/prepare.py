@@ -20,6 +20,7 @@ from attn_exp.worker.attempt import Attempt, Stopped
 from attn_exp.worker.capabilities import refusal
 from attn_exp.worker.check.check import Check
 from attn_exp.worker.check.form import Results
+from attn_exp.worker.check.serving import check_shorter
 from attn_exp.worker.loaded import check_source
 from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.machine.memory import Ledger, OwnMemory
@@ -136,6 +137,7 @@ def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
     runs.pop("backward", None)
     with calls.scope(), ledger.others():
         check.hard()
+        check_shorter(attempt, machine, backend, workload)
     memory = ledger.own(inputs.d_out)
     return PreparedBackend(
         backend=backend,

@@ -56,8 +56,9 @@ class Judged:
     """One call whose results were compared with the reference.
 
     Attributes:
-        call: `first`, on the inputs of the seed; `hard` and `faint`, on other values; `alone`, of a block's attention
-            without the block; `timed`, the last call of a block that was timed. Records of method 3 and before have
+        call: `first`, on the inputs of the seed; `hard` and `faint`, on other values; `free`, with NaN in memory that
+            no request has; `shorter`, of requests whose last page is not full; `alone`, of a block's attention without
+            the block; `timed`, the last call of a block that was timed. Records of method 3 and before have
             `drawn`, `last` and `again` in its place.
         passes: the passes whose results were compared.
         index: the number of the timed block within the pass, from 1 on; None for the others.
@@ -75,7 +76,7 @@ class Judged:
         hides_nan: whether a NaN in a row of q left that row of the output finite.
     """
 
-    call: Literal["first", "hard", "faint", "alone", "timed", "drawn", "last", "again"]
+    call: Literal["first", "hard", "faint", "free", "shorter", "alone", "timed", "drawn", "last", "again"]
     passes: tuple[str, ...]
     inputs: str
     index: int | None = None

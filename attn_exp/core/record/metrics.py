@@ -455,6 +455,13 @@ def batch_invariant(timed: TimedPass) -> Value:
     return holds(timed.measured.bitwise, *OF_THE_BATCH)
 
 
+@metric(YES_OR_NO, head="reads free")
+def reads_free_slots(timed: TimedPass) -> Value:
+    """Whether a NaN in [memory without a key](checks.md#free-slots) reaches the output: 1 is yes, 0 is no."""
+    reads = timed.measured.reads_free_slots
+    return None if reads is None else float(reads)
+
+
 @metric("s")
 def first_call_s(timed: TimedPass) -> Value:
     """The first call: building, compiling, loading."""

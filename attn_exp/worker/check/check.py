@@ -15,6 +15,7 @@ from attn_exp.core.case.case import GIVEN, NORMAL
 from attn_exp.core.record.checked import Judged, TensorError
 from attn_exp.worker.attempt import Attempt, Stopped, error_summary, status_of
 from attn_exp.worker.check.form import ResultForm, Results, form_of
+from attn_exp.worker.check.serving import reads_free_slots
 from attn_exp.worker.check.timed import TimedCheck
 from attn_exp.worker.check.values import ValuesCheck
 from attn_exp.worker.machine.device import FAINT, HARD, Machine
@@ -67,6 +68,9 @@ class Check:
             kinds += [HARD] if request.case.quantised else [HARD, FAINT]
             for kind in kinds:
                 check.check(kind)
+            reads = reads_free_slots(self.attempt, self.calls, self.contents, self.form, self._expected(seeded))
+            if (forward := self.attempt.passes.get("forward")) is not None:
+                self.attempt.passes["forward"] = replace(forward, reads_free_slots=reads)
 
     def timed(self, direction: str) -> TimedCheck:
         """Return what keeps rows of timed blocks of a pass."""

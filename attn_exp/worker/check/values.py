@@ -28,6 +28,7 @@ from attn_exp.worker.check.layouts import GAPS, OTHER, Layout, gradients_of, is_
 from attn_exp.worker.machine.device import FAINT, HARD, Machine
 
 _ON = {HARD: "on hard values", FAINT: "on values of which small weights are all", NORMAL: "on normal values"}
+_OF = {"alone": "the attention alone, ", "shorter": "with last pages that are not full, "}
 _DESCRIBED = {HARD: "hard values", FAINT: "faint values"}
 # A gradient that is read by other strides is off by its norm; on hard values rounding alone may take some percent.
 _UNLIKE, _RIGHT = 0.5, 0.1
@@ -61,7 +62,7 @@ class ValuesCheck:
     contents: Contents
     form: ResultForm
     seeded: Inputs
-    call: Literal["hard", "alone"] = "hard"
+    call: Literal["hard", "alone", "shorter"] = "hard"
 
     def check(self, kind: str) -> None:
         """Compare one call of each pass on values of a kind, `NORMAL`, `HARD` or `FAINT`.
@@ -115,8 +116,7 @@ class ValuesCheck:
         )
         self._write(self.seeded)
         if wrong:
-            alone = "the attention alone, " if self.call == "alone" else ""
-            raise Stopped("inaccurate", f"{alone}{_ON[kind]}: {wrong}")
+            raise Stopped("inaccurate", f"{_OF.get(self.call, '')}{_ON[kind]}: {wrong}")
 
     def _write(self, values: Inputs) -> None:
         self.contents.write(values)
