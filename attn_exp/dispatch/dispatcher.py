@@ -21,7 +21,7 @@ from attn_exp.attention.inputs import make_inputs
 from attn_exp.backends.base import Backend, load_backend
 from attn_exp.backends.sdpa import Forced, Priority, Sdpa
 from attn_exp.core.case.case import Case
-from attn_exp.core.dispatch.table import MODES, Choice, Chooser, DispatchTable, Mode
+from attn_exp.core.dispatch_table import MODES, Choice, Chooser, DispatchTable, Mode
 from attn_exp.core.errors import UserError
 
 # PyTorch's own function, also while a dispatcher is in its place.

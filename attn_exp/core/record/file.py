@@ -72,7 +72,7 @@ def sound_record(folder: Path) -> Record | None:
 def decode_record(content: bytes, path: Path) -> Record:
     """Decode a record's file; `path` is for messages.
 
-    Raises RecordError if it is not a record of this schema, or says what no record can (core/record/file.py).
+    Raises RecordError if it is not a record of this schema, or says what no record can.
     """
     try:
         with DECODING:
