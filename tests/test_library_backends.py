@@ -142,12 +142,6 @@ def test_a_refusal_says_what_to_set_instead(kind, changes, says, monkeypatch):
     assert says in reason
 
 
-@pytest.mark.parametrize("kind", [*BACKENDS, Helion])
-def test_they_refuse_the_cpu_and_float32_where_there_is_none(kind):
-    assert "runs only on NVIDIA GPUs" in kind("it").unsupported(change(dtype="bfloat16"), "cpu")
-    assert kind is XformersCutlass or "not float32" in kind("it").unsupported(CASE, "cuda")
-
-
 def test_flash_attention_4_pairs_fewer_dimensions_on_blackwell(monkeypatch):
     def reason(capability, **changes):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
