@@ -11,8 +11,7 @@ import cudnn
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from attn_exp.backends.cudnn_case import operand
-from attn_exp.backends.cudnn_plan import build
+from attn_exp.backends.cudnn_plan import build, operand
 
 E4M3 = torch.float8_e4m3fn
 BATCH, Q_HEADS, KV_HEADS, DIM = 1, 64, 8, 128

@@ -33,8 +33,7 @@ from attn_exp.backends.base import Calls, DeclarativeBackend, calls_of, load_bac
 from attn_exp.backends.sdpa import Sdpa
 from attn_exp.core.case.case import Case
 from attn_exp.core.conf import choice as choice_of
-from attn_exp.core.dispatch.choice import Choice
-from attn_exp.core.dispatch.table import MODES
+from attn_exp.core.dispatch_table import MODES, Choice
 from attn_exp.core.sheet.grid import grid
 from attn_exp.core.stats.paired import MARGIN_FLOOR, compare_pair
 from attn_exp.core.stats.summary import round_medians, summarize

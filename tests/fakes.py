@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from attn_exp.attention.autograd import autograd_backward
 from attn_exp.attention.formula import formula, hidden_keys
-from attn_exp.attention.inputs import Inputs
+from attn_exp.attention.inputs import Inputs, autograd_backward
 from attn_exp.attention.reference import reference
 from attn_exp.backends.base import CLAIMED_SHARE, Calls, calls_of
 from attn_exp.backends.eager import Eager

@@ -14,7 +14,11 @@ class Planted(DeclarativeBackend):
     """`kernel` is a function of planted_kernels.py; `right` has no bug."""
 
     supports = Supports(
-        devices=("cpu",), dtypes=("float32", "bfloat16", "float16"), softcap=True, keyless=True, value_dims="any"
+        devices=("cpu",),
+        dtypes=("float32", "bfloat16", "float16"),
+        features=("softcap",),
+        keyless=True,
+        value_dims="any",
     )
 
     def __init__(self, name: str, kernel: str = "right") -> None:

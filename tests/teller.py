@@ -5,7 +5,7 @@ from functools import partial
 
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from attn_exp.attention.autograd import autograd_backward
+from attn_exp.attention.inputs import autograd_backward
 from attn_exp.backends.base import Calls
 
 

@@ -10,8 +10,7 @@ import torch
 from fakes import CASE
 from test_measure import machine, measured, short_rounds  # noqa: F401
 
-from attn_exp.attention.autograd import Accumulator, autograd_backward
-from attn_exp.attention.inputs import make_inputs
+from attn_exp.attention.inputs import Accumulator, autograd_backward, make_inputs
 from attn_exp.comparison.join import method_key
 from attn_exp.config.request import _identity
 from attn_exp.core.record.request import Compile

@@ -9,19 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from attn_exp.attention.biases import alibi_slopes, bias_tensor
 from attn_exp.attention.expected import expected
 from attn_exp.attention.formula import formula, hidden_keys
 from attn_exp.attention.inputs import Inputs, make_inputs
 from attn_exp.attention.reference import reference
+from attn_exp.attention.scores import alibi_slopes, bias_tensor
 from attn_exp.attention.verdict import verdict
 from attn_exp.backends.base import calls_of
 from attn_exp.backends.flex import flex_function
-from attn_exp.backends.sdpa import AtenCudnn
-from attn_exp.backends.supports import Supports
 from attn_exp.core.case.case import Case
 from attn_exp.core.case.flops import compulsory_bytes, flops, unmasked_pairs
-from attn_exp.core.errors import UserError
 
 NAMES = ("out", "dq", "dk", "dv")
 CPU = torch.device("cpu")
@@ -161,29 +158,3 @@ def test_flex_modifies_scores_alike(seed: int) -> None:
     inputs = make_inputs(one, "cpu", seed, with_gradients=False)
     found = flex_function(one, CPU, {})(*inputs.qkv)
     assert off(found, reference(one, inputs, with_gradients=False, precision=torch.float64)["out"]) < 1e-5
-
-
-def test_a_backend_without_biases_says_so() -> None:
-    supports = Supports(devices=("cpu",), dtypes=("float32",))
-    for score, said in (
-        ({"alibi": True}, "has no ALiBi: set alibi=false"),
-        ({"bias": "heads"}, "has no bias: set bias"),
-    ):
-        refusal = supports.refusal(case(**score), "cpu")
-        assert refusal is not None and said in refusal
-        assert not AtenCudnn("aten_cudnn").supports.alibi
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"alibi": 3}, "alibi=3 is neither true nor false"),
-        ({"bias": "head"}, "bias='head' is not one of heads, shared; null is no bias"),
-        ({"bias": "heads", "batch": 1, "lengths": (30, 10)}, "set lengths=null or bias=null"),
-        ({"bias": "heads", "q_heads": 64, "q_len": 1 << 20, "kv_len": 1 << 20}, "lower seq_len, or set bias=shared"),
-        ({"alibi": True, "workload": "decoder_layer", "mlp_dim": 64, "causal": True}, "has no ALiBi: set alibi=false"),
-    ],
-)
-def test_a_mistake_is_one_sentence(wrong: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        case(**wrong)

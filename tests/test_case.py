@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from strategies import cases
 
 from attn_exp.core.case.case import Case
-from attn_exp.core.case.config import case_from_config
-from attn_exp.core.case.fields import typed_fields
+from attn_exp.core.case.features import APART, FEATURES
+from attn_exp.core.case.fields import case_from_config, typed_fields
 from attn_exp.core.errors import UserError
 
 SIZES = {"batch": 2, "q_heads": 4, "kv_heads": 2, "q_len": 8, "kv_len": 8, "head_dim": 16, "value_dim": 16}
@@ -68,12 +68,50 @@ def test_kv_heads_that_do_not_divide_are_refused_with_the_nearest_divisor(q_head
         Case(**GOOD | {"q_heads": q_heads, "kv_heads": kv_heads})
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"alibi": 3}, "alibi=3 is neither true nor false"),
+        ({"bias": "head"}, "bias='head' is not one of heads, shared; null is no bias"),
+        ({"softcap": 0}, "softcap=0 is not a positive number; null is no softcap"),
+        ({"page_size": 0}, "page_size=0 is not a whole number of keys from 1 to 256; null is no pages"),
+        ({"page_size": 16, "cache_dtype": "fp4"}, "cache_dtype='fp4' is neither auto nor fp8"),
+        ({"page_size": 16, "pages": "random"}, "pages='random' is not one of shuffled, linear, shared"),
+        ({"latent": True, "value_dim": 17}, "set model.value_dim=16 or less, or latent=false"),
+        ({"batch": 1, "lengths": (8, 0)}, "must be whole positive numbers"),
+    ],
+)
+def test_a_wrong_value_of_a_feature_is_refused(change, message):
+    with pytest.raises(UserError, match=message):
+        Case(**GOOD | change)
+
+
+@pytest.mark.parametrize(("kind", "other"), [(kind, other) for kind, others in APART.items() for other in others])
+def test_kinds_that_do_not_go_together_are_refused_with_what_to_set(kind, other):
+    having = {
+        "bias": "heads",
+        "latent": True,
+        "page_size": 16,
+        "sink": True,
+        "alibi": True,
+        "quantised": {"dtype": "int8"},
+        "lengths": {"batch": 1, "lengths": (5, 3)},
+        "workload": {"workload": "decoder_layer", "mlp_dim": 64, "causal": True},
+    }
+    changes = [having[name] if isinstance(having[name], dict) else {name: having[name]} for name in (kind, other)]
+    unset = FEATURES[other].unset if other in FEATURES else "dtype=bf16"
+    with pytest.raises(UserError, match=f"^{kind}=.* has no .*: set {unset}, or "):
+        Case(**GOOD | changes[0] | changes[1])
+
+
 def test_a_tensor_beyond_a_tebibyte_is_refused_and_one_of_exactly_that_is_not():
     fits = {"batch": 1 << 10, "q_heads": 1 << 4, "q_len": 1 << 18, "head_dim": 128, "value_dim": 64}
     Case(**GOOD | fits)
     for beyond in ({"batch": 1025}, {"value_dim": 129}, {"dtype": "float32"}, {"kv_len": 1 << 25}):
         with pytest.raises(UserError, match="TiB"):
             Case(**GOOD | fits | beyond)
+    with pytest.raises(UserError, match="lower seq_len, or set bias=shared"):
+        Case(**GOOD | {"bias": "heads", "q_heads": 64, "q_len": 1 << 20, "kv_len": 1 << 20})
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from attn_exp.core.record.file import FILE_NAME, read_record, write_record
 from attn_exp.results.read import read_folder, sweep_folders
 from attn_exp.results.result import decode, named
 
-# Of one line, as core/record/soundness.py demands.
+# Of one line, as core/record/file.py demands.
 NAMES = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")), max_size=8)
 
 

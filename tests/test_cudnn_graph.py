@@ -11,8 +11,8 @@ from strategies import cases
 
 from attn_exp.attention.formula import hidden_keys
 from attn_exp.attention.inputs import make_inputs
-from attn_exp.backends.cudnn_case import band_of, packed_operand
 from attn_exp.backends.cudnn_graph import CudnnGraph
+from attn_exp.backends.cudnn_plan import band_of, packed_operand
 from attn_exp.backends.package import Refused, Unavailable
 from attn_exp.core.case.case import Case
 

@@ -9,7 +9,7 @@ from fakes import CASE, make_request
 from test_measure import CEILINGS, measured, short_rounds  # noqa: F401  (used in every test)
 
 from attn_exp.core.case.case import DTYPE_BYTES
-from attn_exp.core.record.bitwise import Bitwise
+from attn_exp.core.record.checked import Bitwise
 from attn_exp.worker import determinism
 from attn_exp.worker import measure as measuring
 from attn_exp.worker.machine.device import Machine

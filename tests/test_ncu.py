@@ -21,9 +21,8 @@ from attn_exp.core.files import write_whole
 from attn_exp.core.record.request import REQUEST_NAME, Request
 from attn_exp.profilers.base import Subject, kernels_csv
 from attn_exp.profilers.ncu import Ncu
-from attn_exp.profilers.ncu_metrics import COUNTERS, own_counter
 from attn_exp.profilers.ncu_program import NcuError, find_program
-from attn_exp.profilers.ncu_table import kernels, pass_figures, read_launches
+from attn_exp.profilers.ncu_table import COUNTERS, kernels, own_counter, pass_figures, read_launches
 from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.profile_pass import profile_job
 

@@ -20,10 +20,9 @@ from attn_exp.backends.fa2 import FlashAttention2
 from attn_exp.backends.flashinfer import FlashInfer
 from attn_exp.backends.supports import Supports
 from attn_exp.backends.triton import Triton
-from attn_exp.backends.varlen import Varlen
-from attn_exp.core.case.case import PAGES, Case
+from attn_exp.core.case.case import Case
+from attn_exp.core.case.features import PAGES
 from attn_exp.core.case.flops import compulsory_bytes, flops
-from attn_exp.core.errors import UserError
 from attn_exp.hunt.example import Example
 from attn_exp.results.duel_command import case_words
 from attn_exp.worker.measure import measure
@@ -248,7 +247,6 @@ REQUESTS = replace(LIBRARY, batch=1, lengths=(1, 7), kv_lengths=(300, 20), q_len
         (FlashAttention2, REQUESTS, "has no paged cache of packed sequences: set lengths=null, or cache=contiguous"),
         (FlashInfer, REQUESTS, None),
         (Triton, REQUESTS, None),
-        (Varlen, REQUESTS, "has no paged cache: set cache=contiguous"),
     ],
 )
 def test_some_backends_read_pages(backend: Any, one: Case, says: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,28 +255,10 @@ def test_some_backends_read_pages(backend: Any, one: Case, says: str | None, mon
     assert said is None if says is None else says in str(said)
 
 
-def test_a_case_is_typed_with_its_pages_and_who_has_none_says_so() -> None:
+def test_a_case_is_typed_with_its_pages_and_other_sizes_are_refused() -> None:
     one = case(page_size=64)
     assert "page_size=64" in case_words(one, "") and one.label().endswith(" page64")
     assert Example(case=one, backward=False).fields["page_size"] == 64
-    supports = Supports(devices=("cpu",), dtypes=("float32",))
-    assert "has no paged cache: set cache=contiguous" in str(supports.refusal(one, "cpu"))
-    some = replace(supports, paged=True, page_sizes=(16, 32))
+    some = Supports(devices=("cpu",), dtypes=("float32",), features=("paged",), page_sizes=(16, 32))
     assert some.refusal(one, "cpu") == "has pages of 16 or 32 keys, not 64: set page_size=16"
     assert some.refusal(case(page_size=32), "cpu") is None
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"page_size": 0}, "page_size=0 is not a whole number of keys from 1 to 256; null is no pages"),
-        ({"dtype": "float8_e4m3fn"}, "a paged cache has no fp8 here: set dtype=bf16, or page_size=null"),
-        ({"batch": 1, "lengths": (1, 0), "kv_len": 1}, "must be whole positive numbers"),
-        ({"cache_dtype": "fp4"}, "cache_dtype='fp4' is neither auto nor fp8"),
-        ({"pages": "random"}, "pages='random' is not one of shuffled, linear, shared"),
-        ({"workload": "decoder_layer", "mlp_dim": 64, "kv_len": 1, "q_heads": 2}, "has no paged cache: set page_size"),
-    ],
-)
-def test_a_mistake_is_one_sentence(wrong: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        case(**wrong)

@@ -11,7 +11,7 @@ import sweeps
 
 from attn_exp.commands.reproduce import main
 from attn_exp.config.compose import compose_config, resolved_config
-from attn_exp.core.case.config import case_from_config
+from attn_exp.core.case.fields import case_from_config
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.errors import UserError
 from attn_exp.reproduce.figures import choose, read_file, read_published, runs

@@ -10,6 +10,7 @@ from attn_exp.config.compose import compose_config, resolved_config
 from attn_exp.config.overrides import hydra_aside, override_key
 from attn_exp.config.request import request_from_config
 from attn_exp.core.case.case import Case
+from attn_exp.core.case.features import FEATURES
 from attn_exp.core.case.fields import case_columns
 from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.host.nvml import visible_gpus
@@ -183,9 +184,7 @@ def _composed(given: "str | Mapping[str, Any] | Case") -> tuple[Case, str, int]:
         config = resolved_config(compose_config(overrides, "guard"), overrides)
     request = request_from_config(config, visible_gpus())
     case = given if isinstance(given, Case) else request.case
-    unfit = {"sink": "sinks: set sink=false", "bias": "bias: set bias=null", "latent": "latents: set latent=false"}
-    unfit |= {"page_size": "pages: set page_size=null"}
-    for name, what in unfit.items():
-        if getattr(case, name):
-            raise UserError(f"a function of q, k and v has no {what}")
+    for field in ("sink", "bias", "latent", "page_size"):
+        if getattr(case, field):
+            raise UserError(f"a function of q, k and v {FEATURES[field].has_not()}")
     return case, request.device, request.measuring.seed

@@ -5,14 +5,13 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from attn_exp.attention.biases import alibi_slopes
-from attn_exp.attention.error import judged_error
-from attn_exp.attention.error_parts import TILE, UNIT, VANISHING, Tolerance, Unit
+from attn_exp.attention.error import TILE, UNIT, VANISHING, Tolerance, Unit, judged_error
 from attn_exp.attention.formula import seen_keys
 from attn_exp.attention.inputs import Inputs
 from attn_exp.attention.reference import reference_and_largest_score, sink_gradients
 from attn_exp.attention.sampled import sampled_reference
 from attn_exp.attention.sampling import GROUP, Places, draw_heads, worth_sampling
+from attn_exp.attention.scores import alibi_slopes
 from attn_exp.attention.tolerance import measured_tolerances
 from attn_exp.core.case.case import NORMAL, Case
 from attn_exp.core.record.checked import TensorError

@@ -79,9 +79,7 @@ def formula(
     if case.kv_heads != case.q_heads and not case.latent:
         k = k.repeat_interleave(case.q_heads // case.kv_heads, dim=1)
         v = v.repeat_interleave(case.q_heads // case.kv_heads, dim=1)
-    scores = times(q, k.mT) * case.head_dim**-0.5
-    if case.softcap is not None:
-        scores = case.softcap * torch.tanh(scores / case.softcap)
+    scores = _scored(case, times(q, k.mT) * case.head_dim**-0.5)
     if bias is not None:
         scores = scores + bias
     if mask is not None:
@@ -90,6 +88,22 @@ def formula(
         scores = torch.cat([scores, sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)], dim=-1)
         return times(torch.softmax(scores, dim=-1)[..., :-1], v)
     return times(torch.softmax(scores, dim=-1), v)
+
+
+def _scored(case: Case, scores: torch.Tensor) -> torch.Tensor:
+    """Return scaled scores after the softcap."""
+    if case.softcap is not None:
+        scores = case.softcap * torch.tanh(scores / case.softcap)
+    return scores
+
+
+def scored_with_slope(case: Case, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the scores after the softcap, and their derivative with respect to those before it, None without one."""
+    if case.softcap is None:
+        return scores, None
+    bent = torch.tanh(scores / case.softcap)
+    slope = 1 - bent * bent
+    return bent.mul_(case.softcap), slope
 
 
 def _times_shared(of_queries: torch.Tensor, of_keys: torch.Tensor) -> torch.Tensor:

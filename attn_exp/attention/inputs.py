@@ -8,11 +8,19 @@ from typing import Protocol
 import torch
 
 from attn_exp.attention.pages import Paging, as_cached, pages_of
-from attn_exp.attention.sinks import sinks_of
+from attn_exp.attention.scores import sinks_of
 from attn_exp.core.case.case import GIVEN, INT8, NORMAL, Case
 
 # The largest finite e4m3 number (arXiv:2209.05433, table 1).
 E4M3_MAX = 448.0
+_DISTRIBUTION = "normal(0, 1)"
+_QUANTISED = "normal(0, 1) in float32, then e4m3 with one scale a tensor (amax / 448)"
+# dq, dk and dv; for a block, the gradients of its inputs and weights.
+Gradients = tuple[torch.Tensor, ...]
+# Maps q, k and v, indexed (batch, heads, length, dim) in any layout, to the output with the same indices.
+Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+# The same for any number of tensors.
+Function = Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -47,10 +55,6 @@ def unit_of(case: Case) -> float:
     A tensor's largest code is 127, so one of 128 is a unit, as in bfloat16.
     """
     return 2.0**-7 if case.dtype == INT8 else float(torch.finfo(getattr(torch, case.dtype)).eps)
-
-
-_DISTRIBUTION = "normal(0, 1)"
-_QUANTISED = "normal(0, 1) in float32, then e4m3 with one scale a tensor (amax / 448)"
 
 
 @dataclass(frozen=True)
@@ -211,7 +215,11 @@ def make_inputs(case: Case, device: str, seed: int, *, with_gradients: bool) -> 
     for of_keys in (k, v):
         as_cached(case, of_keys)
     sinks = sinks_of(case, q.device)
-    made = _codes(q, k, v, d_out) if case.in_codes else Inputs(q, k, v, d_out, sink=sinks, latent=case.latent)
+    made = Inputs(q, k, v, d_out, sink=sinks, latent=case.latent)
+    if case.in_codes:
+        of_q, of_k, of_v, of_d_out = map(quantised, (q, k, v, d_out))
+        scales = Scales(of_q.scale, of_k.scale, of_v.scale, of_d_out.scale)
+        made = Inputs(of_q.codes, of_k.codes, of_v.codes, of_d_out.codes, scales)
     for tensor in made.leaves:
         tensor.requires_grad_(with_gradients)
     return made.laid_out(case.layout)
@@ -232,12 +240,6 @@ def sinks_in(case: Case, inputs: Inputs) -> torch.Tensor | None:
     return sinks_of(case, inputs.q_bhsd.device) if inputs.sink is None else inputs.sink
 
 
-def _codes(*numbers: torch.Tensor) -> Inputs:
-    q, k, v, d_out = (quantised(tensor) for tensor in numbers)
-    scales = Scales(q.scale, k.scale, v.scale, d_out.scale)
-    return Inputs(q.codes, k.codes, v.codes, d_out.codes, scales)
-
-
 def _laid_out(tensor_bhsd: torch.Tensor, layout: str) -> torch.Tensor:
     if layout == "bhsd":
         lying = tensor_bhsd.detach().contiguous()
@@ -245,3 +247,31 @@ def _laid_out(tensor_bhsd: torch.Tensor, layout: str) -> torch.Tensor:
         lying = tensor_bhsd.detach().transpose(1, 2).contiguous().transpose(1, 2)
     # `contiguous` returns the tensor itself if it has that layout.
     return tensor_bhsd if lying.stride() == tensor_bhsd.stride() else lying.requires_grad_(tensor_bhsd.requires_grad)
+
+
+def autograd_backward(inputs: DifferentiableInputs, out: torch.Tensor) -> Callable[[], Gradients]:
+    """Return a call of `torch.autograd.grad` on an output; gradients do not accumulate."""
+    return partial(torch.autograd.grad, out, inputs.leaves, inputs.d_out, retain_graph=True)
+
+
+class Accumulator:
+    """Adds gradients to those of earlier calls, as autograd does for leaves whose `.grad` is kept.
+
+    A sum lies in memory as its leaf does, so that adding reads and writes the gradients as `AccumulateGrad` does: one
+    elementwise kernel for each. The gradients of a call themselves stay what they are.
+    """
+
+    def __init__(self, inputs: DifferentiableInputs) -> None:
+        self.sums = tuple(torch.zeros_like(leaf, requires_grad=False) for leaf in inputs.leaves)
+
+    def backward(self, call: Callable[[], Gradients]) -> Callable[[], Gradients]:
+        """Return a backward that also adds its gradients to the sums."""
+
+        def accumulating() -> Gradients:
+            gradients = call()
+            with torch.no_grad():
+                for kept, gradient in zip(self.sums, gradients, strict=True):
+                    kept.add_(gradient)
+            return gradients
+
+        return accumulating

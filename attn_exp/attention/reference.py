@@ -5,11 +5,9 @@ from typing import Any
 
 import torch
 
-from attn_exp.attention.autograd import Attention
-from attn_exp.attention.biases import added_scores, bias_tensor
-from attn_exp.attention.formula import hidden_keys, seen_keys
-from attn_exp.attention.inputs import Inputs
-from attn_exp.attention.sinks import log_sum, sinks_at, softmax
+from attn_exp.attention.formula import hidden_keys, scored_with_slope, seen_keys
+from attn_exp.attention.inputs import Attention, Inputs
+from attn_exp.attention.scores import added_scores, bias_tensor, log_sum, sinks_at, softmax
 from attn_exp.core.case.case import Case
 
 # Scores of one slice. Larger slices are no faster (794 against 782 ms for 16 x 16 x 8192 x 8192 on an H200). On a CPU
@@ -92,7 +90,7 @@ def sink_gradients(case: Case, inputs: Inputs, kv_heads: torch.Tensor) -> tuple[
         for some, rows in _slices(case, len(kv_heads), device.type):
             seen = slice(0, _last_seen_key(case, rows))
             scores = (q[some, :, rows].float() * case.head_dim**-0.5) @ k[some, :, seen].float().mT
-            scores, _ = capped(case, scores)
+            scores, _ = scored_with_slope(case, scores)
             _add(case, scores, heads.reshape(-1, group)[some].to(device), rows)
             _hide(case, scores, rows)
             lse = log_sum(scores, sinks[some])
@@ -135,7 +133,7 @@ def _sliced(
         if largest is not None:
             least, most = scores.aminmax()
             largest.append(torch.maximum(-least, most))
-        scores, slope = capped(case, scores)
+        scores, slope = scored_with_slope(case, scores)
         _add(case, scores, q_heads[heads], rows)
         weights = _softmax(case, scores, rows, None if sinks is None else sinks[heads])
         out[heads, :, rows] = result = _times(case, weights, values)
@@ -165,18 +163,9 @@ def _times(case: Case, of_queries: torch.Tensor, of_keys: torch.Tensor) -> torch
     return products
 
 
-def capped(case: Case, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the scores after the softcap, and their derivative with respect to those before it, None without one."""
-    if case.softcap is None:
-        return scores, None
-    bent = torch.tanh(scores / case.softcap)
-    slope = 1 - bent * bent
-    return bent.mul_(case.softcap), slope
-
-
 def masked_scores(case: Case, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return whole scores (batch, q_heads, q_len, kv_len) after softcap, biases and mask, and the softcap's slope."""
-    scores, slope = capped(case, scores)
+    scores, slope = scored_with_slope(case, scores)
     bias = bias_tensor(case, scores.device, scores.dtype)
     scores = scores if bias is None else scores + bias
     if not case.dense:

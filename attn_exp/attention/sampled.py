@@ -9,12 +9,11 @@ from dataclasses import dataclass
 
 import torch
 
-from attn_exp.attention.biases import added_scores
-from attn_exp.attention.formula import seen_keys
+from attn_exp.attention.formula import scored_with_slope, seen_keys
 from attn_exp.attention.inputs import Inputs
-from attn_exp.attention.reference import SLICE_BYTES, capped
+from attn_exp.attention.reference import SLICE_BYTES
 from attn_exp.attention.sampling import Places, draw_heads
-from attn_exp.attention.sinks import sinks_at, softmax
+from attn_exp.attention.scores import added_scores, sinks_at, softmax
 from attn_exp.core.case.case import Case
 
 # Bytes of one part's scores under a causal mask, by device.
@@ -166,7 +165,7 @@ def _capped_and_hidden(
 
     They are overwritten. Each row sees the keys from `first` to `last` (heads or 1, rows).
     """
-    scores, slope = capped(case, scores)
+    scores, slope = scored_with_slope(case, scores)
     if added is not None:
         scores += added
     if not case.dense:

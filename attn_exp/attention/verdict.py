@@ -1,7 +1,7 @@
 """The verdict on the tensors of one call: their form, their errors, and the boundary of the mask."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -52,7 +52,7 @@ def verdict(
     """
     tensors = {name: tensor for name, tensor in tensors.items() if name in expected.tensors}
     errors = {name: expected.judge(name, tensor, scales.get(name, 1.0)) for name, tensor in tensors.items()}
-    wrong = inaccuracy({name: _whole(error) for name, error in errors.items()})
+    wrong = inaccuracy({name: replace(error, worst_tile=None, own_row=None) for name, error in errors.items()})
     # On hard values a boundary key that is missed, or let in, is a needle that the errors show. If scores are large,
     # rounding by itself moves a key's weight.
     if wrong is None and isinstance(inputs, Inputs) and inputs.kind == NORMAL and "out" in tensors:
@@ -62,13 +62,6 @@ def verdict(
     if wrong and "as if scores were scaled" in wrong and case.softcap is not None:
         wrong = f"{wrong}, perhaps by another softcap than {case.softcap:g}"
     return Verdict(errors, wrong, expected.rows, expected.rows_of, expected.heads)
-
-
-def _whole(error: TensorError) -> TensorError:
-    """Return the error of the tensor as a whole."""
-    return TensorError(
-        relative=error.relative, worst_row=error.worst_row, max_abs=error.max_abs, tolerance=error.tolerance
-    )
 
 
 def malformed(

@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
-from attn_exp.attention.autograd import Function, Gradients, autograd_backward
-from attn_exp.attention.inputs import DifferentiableInputs, Inputs
+from attn_exp.attention.inputs import DifferentiableInputs, Function, Gradients, Inputs, autograd_backward
 from attn_exp.backends.package import Package, Unavailable, WrongOption
 from attn_exp.backends.supports import Supports
 from attn_exp.core.case.case import HALVES, Case

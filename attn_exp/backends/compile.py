@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from attn_exp.attention.autograd import Function
+from attn_exp.attention.inputs import Function
 from attn_exp.backends.base import Calls, calls_of
 from attn_exp.backends.package import Refused
 from attn_exp.core.errors import first_line, nearest

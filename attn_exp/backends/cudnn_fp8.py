@@ -10,23 +10,22 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import ModuleType
-from typing import Any
 
 import torch
 
-from attn_exp.attention.autograd import Gradients
-from attn_exp.attention.inputs import E4M3_MAX, Inputs, Scales
+from attn_exp.attention.inputs import E4M3_MAX, Gradients, Inputs, Scales
 from attn_exp.backends.base import Calls
-from attn_exp.backends.cudnn_case import (
+from attn_exp.backends.cudnn_plan import (
     Operand,
     backward_options,
+    build,
     mask_options,
+    node_of,
     operand,
     operand_of,
     room_for_stats,
     sequence_lengths,
 )
-from attn_exp.backends.cudnn_plan import NODE, build
 from attn_exp.backends.package import Refused
 from attn_exp.core.case.case import Case
 
@@ -70,7 +69,7 @@ def fp8_calls(cudnn: ModuleType, api: str, case: Case, placed: Inputs, *, determ
     plan = build(
         cudnn,
         api,
-        partial(_forward, generate_stats=bool(stats), **options),
+        node_of("sdpa_fp8", generate_stats=bool(stats), **options),
         common | _operands({"scale_o": 1 / scales.v}, device),
         # Declare the amax of p although nothing reads it: then only cuDNN's own engines are candidates.
         [operand_of(case, out_bhsd), *stats, *_amaxes(2, device)],
@@ -92,7 +91,7 @@ def fp8_calls(cudnn: ModuleType, api: str, case: Case, placed: Inputs, *, determ
             backward_plan = build(
                 cudnn,
                 api,
-                partial(_backward, **options, **backward_options(case, deterministic=deterministic)),
+                node_of("sdpa_fp8_backward", **options, **backward_options(case, deterministic=deterministic)),
                 common | saved | known | sought,
                 [*(operand_of(case, gradient) for gradient in gradients), *amaxes],
             )
@@ -165,13 +164,3 @@ def _amaxes(count: int, device: torch.device) -> list[Operand]:
 
 def _single(value: float, device: torch.device) -> torch.Tensor:
     return torch.full((1, 1, 1, 1), value, dtype=torch.float32, device=device)
-
-
-def _forward(graph: Any, **options: Any) -> Sequence[Any]:
-    outputs: Sequence[Any] = graph.sdpa_fp8(name=NODE, **options)
-    return outputs
-
-
-def _backward(graph: Any, **options: Any) -> Sequence[Any]:
-    outputs: Sequence[Any] = graph.sdpa_fp8_backward(name=NODE, **options)
-    return outputs

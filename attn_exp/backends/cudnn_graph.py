@@ -1,26 +1,24 @@
 """cuDNN's fused attention as its own graph, through the `cudnn` package: no PyTorch operator in the timed call."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable
 
 import torch
 
-from attn_exp.attention.autograd import Gradients
-from attn_exp.attention.inputs import Inputs, paged
+from attn_exp.attention.inputs import Gradients, Inputs, paged
 from attn_exp.backends.base import FUSED_SHARE, Calls, DeclarativeBackend
-from attn_exp.backends.cudnn_case import (
+from attn_exp.backends.cudnn_fp8 import fp8_calls, fp8_refusal
+from attn_exp.backends.cudnn_plan import (
     backward_options,
     band_of,
+    build,
     mask_options,
+    node_of,
     operand,
     operand_of,
     paged_operands,
     room_for_stats,
     sequence_lengths,
 )
-from attn_exp.backends.cudnn_fp8 import fp8_calls, fp8_refusal
-from attn_exp.backends.cudnn_plan import NODE, build
 from attn_exp.backends.package import Package, Refused, WrongOption
 from attn_exp.backends.sdpa import Cudnn
 from attn_exp.backends.supports import Supports
@@ -47,8 +45,7 @@ class CudnnGraph(DeclarativeBackend):
     supports = Supports(
         dtypes=("bfloat16", "float16", E4M3),
         masks=("window",),
-        packed=True,
-        paged=True,
+        features=("packed", "paged"),
         value_dims="any",
         head_dim_multiple=8,
         largest_head_dim=256,
@@ -110,7 +107,7 @@ class CudnnGraph(DeclarativeBackend):
         plan = build(
             cudnn,
             self.api,
-            partial(_forward, generate_stats=with_stats, **options),
+            node_of("sdpa", generate_stats=with_stats, **options),
             operands | sequence_lengths(case, out_bhsd.device),
             outputs,
         )
@@ -129,7 +126,7 @@ class CudnnGraph(DeclarativeBackend):
                 backward_plan = build(
                     cudnn,
                     self.api,
-                    partial(_backward, **options, **backward_options(case, deterministic=self.deterministic)),
+                    node_of("sdpa_backward", **options, **backward_options(case, deterministic=self.deterministic)),
                     operands | saved | sequence_lengths(case, out.device),
                     [operand_of(case, gradient) for gradient in gradients],
                 )
@@ -143,13 +140,3 @@ class CudnnGraph(DeclarativeBackend):
             return built[0]
 
         return Calls(forward, backward, inputs=placed, notes=notes)
-
-
-def _forward(graph: Any, **options: Any) -> Sequence[Any]:
-    outputs: Sequence[Any] = graph.sdpa(name=NODE, **options)
-    return outputs
-
-
-def _backward(graph: Any, **options: Any) -> Sequence[Any]:
-    outputs: Sequence[Any] = graph.sdpa_backward(name=NODE, **options)
-    return outputs

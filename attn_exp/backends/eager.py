@@ -2,12 +2,13 @@
 
 from functools import partial
 
-from attn_exp.attention.biases import bias_tensor
 from attn_exp.attention.formula import formula, hidden_keys
 from attn_exp.attention.inputs import Inputs, paged, sinks_in
+from attn_exp.attention.scores import bias_tensor
 from attn_exp.backends.base import Calls, DeclarativeBackend, calls_of, from_pages
 from attn_exp.backends.supports import Supports
 from attn_exp.core.case.case import HALVES, Case
+from attn_exp.core.case.features import EVERY_FEATURE
 from attn_exp.core.case.masks import EVERY
 
 
@@ -18,15 +19,7 @@ class Eager(DeclarativeBackend):
         devices=("cuda", "cpu"),
         dtypes=("bfloat16", "float16", "float32"),
         masks=EVERY,
-        softcap=True,
-        sink=True,
-        alibi=True,
-        bias=True,
-        latent=True,
-        packed=True,
-        ragged=True,
-        paged=True,
-        fp8_cache=True,
+        features=EVERY_FEATURE,
         value_dims="any",
     )
     transparent = True

@@ -23,9 +23,7 @@ class FlashAttention2(Reproducible):
     supports = Supports(
         align=("bottom_right",),
         masks=("window",),
-        softcap=True,
-        packed=True,
-        paged=True,
+        features=("softcap", "packed", "paged"),
         page_sizes=(256,),
         # "If the row of the mask is all zero, the output will be zero."
         keyless=True,

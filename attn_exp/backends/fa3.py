@@ -6,8 +6,7 @@ import torch
 
 from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import FUSED_SHARE, Calls, Reproducible
-from attn_exp.backends.bshd import bshd_calls, flash_window
-from attn_exp.backends.operators import AttentionOptions, operator_attention, register
+from attn_exp.backends.bshd import AttentionOptions, bshd_calls, flash_window, operator_attention, register
 from attn_exp.backends.package import Package
 from attn_exp.backends.supports import Supports
 from attn_exp.core.case.case import E4M3, Case
@@ -67,8 +66,7 @@ class FlashAttention3(Reproducible):
         forward_only=(E4M3,),
         align=("bottom_right",),
         masks=("window",),
-        softcap=True,
-        packed=True,
+        features=("softcap", "packed"),
         # "If the row of the mask is all zero, the output will be zero."
         keyless=True,
         largest_head_dim=256,

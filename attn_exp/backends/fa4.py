@@ -28,8 +28,7 @@ class FlashAttention4(Reproducible):
     supports = Supports(
         align=("bottom_right",),
         masks=("window",),
-        softcap=True,
-        packed=True,
+        features=("softcap", "packed"),
         head_dims=(64, 96, 128, 256),
         value_dims=((192, 128), (256, 128)),
         # 8.x and 12.x have kernels too, but 8.x has no backward and 12.x neither splits nor a deterministic backward.

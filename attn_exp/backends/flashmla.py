@@ -1,8 +1,5 @@
 """DeepSeek's FlashMLA: decoding with a cache of latents. Forward only."""
 
-from functools import partial
-from typing import Any
-
 import torch
 
 from attn_exp.attention.inputs import Inputs, paged
@@ -27,10 +24,9 @@ class FlashMla(DeclarativeBackend):
     supports = Supports(
         passes=("forward",),
         align=("bottom_right",),
-        latent=True,
+        features=("latent", "paged"),
         head_dims=(576,),
         value_dims=((576, 512),),
-        paged=True,
         page_sizes=(_PAGE,),
         capabilities=(9,),
     )
@@ -67,22 +63,12 @@ class FlashMla(DeclarativeBackend):
             table = in_pages.paging.pages.table
         # Older versions plan here, and take the queries of each head of keys.
         plan, splits = library.get_mla_metadata(lengths, case.q_len * case.q_heads // case.kv_heads, case.kv_heads)
-        attention = partial(
-            _attention,
-            library.flash_mla_with_kvcache,
-            (table, lengths, case.value_dim, plan, splits),
-            {"softmax_scale": case.head_dim**-0.5, "causal": not case.dense},
-        )
+        options = {"softmax_scale": case.head_dim**-0.5, "causal": not case.dense}
+
+        def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            in_blocks = k.reshape(-1, _PAGE, *k.shape[2:])
+            arguments = (q, in_blocks, table, lengths, case.value_dim, plan, splits)
+            out: torch.Tensor = library.flash_mla_with_kvcache(*arguments, **options)[0]
+            return out
+
         return bshd_calls(attention, inputs) if in_pages is inputs else paged_calls(attention, case, in_pages)
-
-
-def _attention(
-    function: Any,
-    arguments: tuple[Any, ...],
-    options: dict[str, Any],
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-) -> torch.Tensor:
-    out: torch.Tensor = function(q, k.reshape(-1, _PAGE, *k.shape[2:]), *arguments, **options)[0]
-    return out

@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 
-from attn_exp.attention.autograd import Attention
-from attn_exp.attention.biases import alibi_slopes, bias_tensor, biased
 from attn_exp.attention.formula import own_keys, seen_keys, sequence_ids
-from attn_exp.attention.inputs import Inputs, sinks_in
+from attn_exp.attention.inputs import Attention, Inputs, sinks_in
+from attn_exp.attention.scores import alibi_slopes, bias_tensor, biased
 from attn_exp.backends.base import FUSED_SHARE, Calls, DeclarativeBackend, calls_of
 from attn_exp.backends.bshd import starts_of
 from attn_exp.backends.compile import with_own_code
@@ -26,8 +25,9 @@ class Flex(DeclarativeBackend):
     """
 
     supports = Supports(
-        dtypes=("bfloat16", "float16", "float32"), masks=EVERY, softcap=True, sink=True,
-        alibi=True, bias=True, latent=True, packed=True, ragged=True, value_dims="any", capability=(8, 0),
+        dtypes=("bfloat16", "float16", "float32"), masks=EVERY,
+        features=("softcap", "sink", "alibi", "bias", "latent", "packed", "ragged"),
+        value_dims="any", capability=(8, 0),
         # Its template with 576 needs 344,064 bytes of shared memory; an H100 has 232,448.
         largest_head_dim=512,
     )  # fmt: skip

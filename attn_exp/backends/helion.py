@@ -22,7 +22,12 @@ class Helion(DeclarativeBackend):
     """
 
     supports = Supports(
-        masks=("window",), softcap=True, largest_head_dim=256, head_dim_multiple=16, value_dims="any", capability=(8, 0)
+        masks=("window",),
+        features=("softcap",),
+        largest_head_dim=256,
+        head_dim_multiple=16,
+        value_dims="any",
+        capability=(8, 0),
     )
     generates_triton = True
     package = Package("helion", "helion", 'pip install "helion>=1.0,<1.1"')

@@ -6,18 +6,18 @@ from functools import partial
 
 import torch
 
-from attn_exp.attention.autograd import Gradients
-from attn_exp.attention.inputs import Inputs
+from attn_exp.attention.inputs import Gradients, Inputs
 from attn_exp.attention.reference import reference, sink_gradients
 from attn_exp.backends.base import Calls, DeclarativeBackend
 from attn_exp.backends.eager import Eager
 from attn_exp.core.case.case import Case
+from attn_exp.core.case.features import EVERY_FEATURE
 
 
 class Reference(DeclarativeBackend):
     """Float32 attention of any size."""
 
-    supports = replace(Eager.supports, keyless=True, paged=False)
+    supports = replace(Eager.supports, keyless=True, features=tuple(name for name in EVERY_FEATURE if name != "paged"))
     # With sinks it sums exponentials.
     claims = dict.fromkeys(Eager.claims, r"(?i)softmax|logsumexp")
     claimed_share = Eager.claimed_share

@@ -20,9 +20,9 @@ from torch.backends.cuda import (
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import deterministic as switches
 
-from attn_exp.attention.biases import bias_tensor
 from attn_exp.attention.formula import hidden_keys
 from attn_exp.attention.inputs import Inputs
+from attn_exp.attention.scores import bias_tensor
 from attn_exp.backends.base import FUSED_SHARE, Calls, Reproducible, calls_of
 from attn_exp.backends.package import WrongOption
 from attn_exp.backends.supports import Supports
@@ -64,8 +64,8 @@ class Sdpa(Reproducible):
     """SDPA's own choice (`auto`): nothing is forced or claimed, and the record names the backend that ran."""
 
     supports = Supports(
-        devices=("cuda", "cpu"), dtypes=("bfloat16", "float16", "float32"), align=("top_left",), alibi=True, bias=True,
-        latent=True, value_dims="any",
+        devices=("cuda", "cpu"), dtypes=("bfloat16", "float16", "float32"), align=("top_left",),
+        features=("alibi", "bias", "latent"), value_dims="any",
     )  # fmt: skip
 
     def unsupported(self, case: Case, device: str) -> str | None:
@@ -174,7 +174,7 @@ class Forced(Sdpa):
 class Flash(Forced):
     """FlashAttention 2 as it ships with PyTorch; on a CPU PyTorch's own flash kernel."""
 
-    supports = replace(Sdpa.supports, value_dims="equal", latent=False)
+    supports = replace(Sdpa.supports, value_dims="equal", features=("alibi", "bias"))
     choice = SDPBackend.FLASH_ATTENTION
     claims = {
         ("cuda", "forward"): r"flash_fwd",
@@ -232,7 +232,7 @@ class Math(Forced):
 class AtenCudnn(Cudnn):
     """cuDNN's fused attention through the ATen operator that SDPA calls, without SDPA's dispatch."""
 
-    supports = replace(Cudnn.supports, alibi=False, bias=False)
+    supports = replace(Cudnn.supports, features=("latent",))
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
         """Return the operator's call; it saves the log-sum-exp if a backward will need it."""

@@ -4,21 +4,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from attn_exp.core.case.case import ALIGNMENTS, HALVES, TYPED_DTYPES, Case
+from attn_exp.core.case.features import EVERY_FEATURE, FEATURES
 from attn_exp.core.case.masks import KINDS
 
 _OTHERS = "or see attn-exp backends"
-# Features that not every backend has, in the order of its summary: the case's field, and what to set without it.
-_FEATURES = {
-    "softcap": ("softcap", "has no softcap: set softcap=null"),
-    "sink": ("sink", "has no sinks: set sink=false"),
-    "alibi": ("alibi", "has no ALiBi: set alibi=false"),
-    "bias": ("bias", "has no bias: set bias=null"),
-    "latent": ("latent", "has no latent values: set latent=false"),
-    "packed": ("lengths", "has no packed sequences: set lengths=null"),
-    "ragged": ("kv_lengths", "has as many keys as queries in packed sequences: set kv_lengths=null"),
-    "paged": ("page_size", "has no paged cache: set cache=contiguous"),
-    "fp8_cache": ("cache_dtype", "has no fp8 cache: set cache_dtype=auto"),
-}
 DEVICES = {"cuda": "NVIDIA GPUs", "cpu": "the CPU"}
 
 
@@ -34,15 +23,7 @@ class Supports:
         align: the causal alignments that it supports where q_len != kv_len.
         grouped: fewer key-value heads than query heads.
         masks: the kinds of masks with a number, by its field (attn_exp/core/case/masks.py).
-        softcap: capped scores.
-        sink: a learned logit of each query head.
-        alibi: scores that lose the distance times a slope.
-        bias: a tensor that is added to scores.
-        latent: keys whose first channels are their values.
-        packed: packed sequences of different lengths.
-        ragged: packed sequences with more keys than queries.
-        paged: keys and values in pages of a pool.
-        fp8_cache: such pages with e4m3 codes.
+        features: the scores, caches and packed sequences, by the names in attn_exp/core/case/features.py.
         page_sizes: all page sizes there are; None for any.
         keyless: zeros for queries that see no key.
         head_dims: all head dimensions there are; None for every multiple of `head_dim_multiple` up to
@@ -59,15 +40,7 @@ class Supports:
     align: tuple[str, ...] = ALIGNMENTS
     grouped: bool = True
     masks: tuple[str, ...] = ()
-    softcap: bool = False
-    sink: bool = False
-    alibi: bool = False
-    bias: bool = False
-    latent: bool = False
-    packed: bool = False
-    ragged: bool = False
-    paged: bool = False
-    fp8_cache: bool = False
+    features: tuple[str, ...] = ()
     page_sizes: tuple[int, ...] | None = None
     keyless: bool = False
     head_dims: tuple[int, ...] | None = None
@@ -96,7 +69,7 @@ class Supports:
         words += ["grouped heads"] if self.grouped else []
         words += ["q != kv " + " or ".join(name.replace("_", "-") for name in self.align)] if self.align else []
         words += self.masks
-        words += [name.replace("_", " ") for name in _FEATURES if getattr(self, name)]
+        words += [name.replace("_", " ") for name in EVERY_FEATURE if name in self.features]
         words += ["forward only"] if self.passes == ("forward",) else []
         words += [f"{TYPED_DTYPES.get(name, name)} forward only" for name in self.forward_only]
         if self.capability or self.capabilities:
@@ -125,8 +98,8 @@ class Supports:
                 for name, kind in KINDS.items()
             ),
             *(
-                (getattr(self, name) or not getattr(case, field), f"{said}, {_OTHERS}")
-                for name, (field, said) in _FEATURES.items()
+                (feature.name in (None, *self.features) or not getattr(case, field), f"{feature.has_not()}, {_OTHERS}")
+                for field, feature in FEATURES.items()
             ),
             (
                 self.page_sizes is None or case.page_size is None or case.page_size in self.page_sizes,

@@ -25,8 +25,7 @@ class TransformerEngine(DeclarativeBackend):
     supports = Supports(
         masks=("window",),
         # cuDNN's path has no softcap; FlashAttention computes it where it is installed.
-        softcap=True,
-        packed=True,
+        features=("softcap", "packed"),
         largest_head_dim=256,
         head_dim_multiple=8,
         value_dims="any",

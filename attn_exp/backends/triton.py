@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from attn_exp.attention.biases import alibi_slopes, bias_tensor, biased
 from attn_exp.attention.formula import own_keys, seen_keys
 from attn_exp.attention.inputs import Inputs, paged, sinks_in
 from attn_exp.attention.pages import CACHE_SCALE
+from attn_exp.attention.scores import alibi_slopes, bias_tensor, biased
 from attn_exp.backends.base import Calls, DeclarativeBackend, calls_of
 from attn_exp.backends.package import Package
 from attn_exp.backends.supports import Supports
@@ -24,15 +24,7 @@ class Triton(DeclarativeBackend):
     supports = Supports(
         dtypes=("bfloat16", "float16", "float32"),
         masks=EVERY,
-        softcap=True,
-        sink=True,
-        alibi=True,
-        bias=True,
-        latent=True,
-        packed=True,
-        ragged=True,
-        paged=True,
-        fp8_cache=True,
+        features=("softcap", "sink", "alibi", "bias", "latent", "packed", "ragged", "paged", "fp8_cache"),
         keyless=True,
         largest_head_dim=256,
         value_dims="any",

@@ -23,8 +23,7 @@ class Varlen(Reproducible):
     supports = Supports(
         align=("bottom_right",),
         masks=("window",),
-        packed=True,
-        ragged=True,
+        features=("packed", "ragged"),
         largest_head_dim=256,
         head_dim_multiple=8,
         capability=(8, 0),

@@ -10,9 +10,8 @@ import torch
 
 from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import FUSED_SHARE, Calls, DeclarativeBackend
-from attn_exp.backends.bshd import bshd_calls
+from attn_exp.backends.bshd import AttentionOptions, bshd_calls, operator_attention, register
 from attn_exp.backends.fa3 import left_out_of_build
-from attn_exp.backends.operators import AttentionOptions, operator_attention, register
 from attn_exp.backends.package import Package, Unavailable
 from attn_exp.backends.supports import Supports
 from attn_exp.core.case.case import Case
@@ -34,7 +33,7 @@ class XformersCutlass(DeclarativeBackend):
     supports = Supports(
         dtypes=("bfloat16", "float16", "float32"),
         grouped=False,
-        packed=True,
+        features=("packed",),
         value_dims="any",
         # check_lastdim_alignment_stride1 with 16 bytes of a 16-bit type.
         head_dim_multiple=8,
@@ -69,7 +68,7 @@ class XformersFlash3(DeclarativeBackend):
         align=("bottom_right",),
         grouped=False,
         masks=("window",),
-        packed=True,
+        features=("packed",),
         # SUPPORTED_MIN_K of the backward and SUPPORTED_MAX_K; FlashAttention 3 rounds up to these.
         head_dims=(64, 96, 128, 192, 256),
         value_dims=((192, 128), (64, 128), (64, 256)),

@@ -9,7 +9,8 @@ from typing import Any
 
 from attn_exp.comparison.comparison import Comparison
 from attn_exp.core.case.case import Case
-from attn_exp.core.case.fields import MASK_FIELDS, SWITCHES, case_columns, with_mask
+from attn_exp.core.case.features import SWITCHES
+from attn_exp.core.case.fields import MASK_FIELDS, case_columns, with_mask
 from attn_exp.core.record.flags import FLAGS, flag_notes
 from attn_exp.core.sheet.sheet import Column, Page, Sheet, Tone, written
 from attn_exp.results.cell import Cell, ChosenMetric

@@ -18,7 +18,7 @@ from attn_exp.comparison.rivals import compare_rivals
 from attn_exp.comparison.settled import Settlements
 from attn_exp.core.case.case import Case
 from attn_exp.core.catalogue import about_backend, backend_options
-from attn_exp.core.dispatch.table import MODES, Bucket, DispatchTable, Margin, Mode, facts_of, inexpressible, normalised
+from attn_exp.core.dispatch_table import MODES, Bucket, DispatchTable, Margin, Mode, facts_of, inexpressible, normalised
 from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.files import read_whole
 from attn_exp.core.host.hardware import datasheet_peak

@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 
 from attn_exp.config.kept import kept_config
-from attn_exp.core.case.case import NORMAL, PAGES, PASSES, WORKLOADS, Case
-from attn_exp.core.case.config import case_from_config
+from attn_exp.core.case.case import NORMAL, PASSES, WORKLOADS, Case
+from attn_exp.core.case.features import PAGES
+from attn_exp.core.case.fields import case_from_config
 from attn_exp.core.catalogue import about_backend, backend_options, input_kinds, timer_choice, timers
 from attn_exp.core.conf import choice, conf_folder, read_yaml
 from attn_exp.core.errors import UserError, check_name, nearest

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from attn_exp.core.module_files import is_installed
+from attn_exp.core.source import is_installed
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # The files, and folders of files, whose code a time depends on; one that does not exist is left out.

@@ -1,19 +1,28 @@
 """The source of a backend from elsewhere: the files that it is made of, a hash over them, and where they come from.
 
-Nothing is imported and no code of the user's runs.
+Modules are found as Python's import finds them and read as text: nothing is imported and no code of the user's runs.
 """
 
+import ast
 import hashlib
 import os
 import subprocess
-from collections.abc import Mapping
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
-from attn_exp.core.module_files import MOST_BYTES, OURS, covered, is_installed, module_file, stamp_of
-
+# Bounds of what is read: a package may have thousands of files, and a job's name must be known in milliseconds.
+MOST_FILES = 256
+MOST_BYTES = 8 << 20
+OURS = "attn_exp"
+_SUFFIXES = (".py", ".cu", ".cuh", ".cpp", ".cc", ".c", ".h", ".hpp")
+# A module may name these in a text, for `torch.utils.cpp_extension.load` and its like.
+_NAMED = (*_SUFFIXES[1:], ".ptx", ".cubin", ".so")
 _GIT_LIMIT_S = 5.0
 SHORT = 7
 
@@ -41,12 +50,12 @@ def source_of(target: str) -> Source | None:
     """
     if target.partition(":")[0].split(".")[0] == OURS:
         return None
-    found = module_file(target)
+    found = _module_file(target)
     if found is None:
         return None
     name, file = found
     root = file.parents[name.count(".") + (file.name == "__init__.py")]
-    paths = covered(file, root)
+    paths = _covered(file, root)
     hashes = {path: _hash(path) for path in paths}
     whole = hashlib.sha256()
     for path in sorted(paths):
@@ -91,10 +100,138 @@ def commit(facts: Mapping[str, str]) -> str:
     return facts.get("commit", "") + "-dirty" * (facts.get("changes") == "uncommitted")
 
 
+def _module_file(target: str) -> tuple[str, Path] | None:
+    """Return the name and the file of the module in which a class is looked for."""
+    module, colon, _ = target.partition(":")
+    parts, found, path = module.split("."), None, None
+    for depth, part in enumerate(parts, 1):
+        spec = _spec(part, path)
+        if spec is None:
+            break
+        if spec.origin is not None and spec.has_location and Path(spec.origin).is_file():
+            found = ".".join(parts[:depth]), Path(spec.origin).resolve()
+        path = list(spec.submodule_search_locations or ())
+        if not path:
+            break
+    return None if found is None or (colon and found[0] != module) else found
+
+
+def _spec(part: str, path: Sequence[str] | None) -> ModuleSpec | None:
+    """Find a module by the last part of its name in the folders of its parent, or in those where a worker looks."""
+    try:
+        spec = PathFinder.find_spec(part, _search_path() if path is None else path)
+        if path is None:
+            # Editable installations add finders of their own, which look the name up in a table.
+            finders = iter(sys.meta_path)
+            while spec is None and (finder := next(finders, None)) is not None:
+                if finder not in (BuiltinImporter, FrozenImporter, PathFinder):
+                    spec = finder.find_spec(part, None)
+        return spec
+    except (ImportError, AttributeError, ValueError, OSError):
+        return None
+
+
+def _search_path() -> list[str]:
+    """Return the folders in which a worker looks: it starts with `python -m`, and has the current folder last."""
+    here = os.getcwd()
+    given = [part or here for part in os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    places = [*(given if os.environ.get("PYTHONPATH") else []), *(part or here for part in sys.path)]
+    last = [] if os.environ.get("PYTHONSAFEPATH") else [here]
+    return [*(place for place in places if place != here or place in given), *last]
+
+
+def is_installed(root: Path) -> bool:
+    """Return whether a folder is one that packages are installed into."""
+    return root in _places() or root.name in ("site-packages", "dist-packages")
+
+
+@cache
+def _places() -> frozenset[Path]:
+    return frozenset(Path(place).resolve() for place in sysconfig.get_paths().values())
+
+
+def _covered(file: Path, root: Path) -> list[Path]:
+    """Return the files that count, the nearest first: those of the package, and what its modules import beside it."""
+    files: dict[Path, None] = {}
+    waiting, size = [file], 0
+    for folder in file.parents[: len(file.relative_to(root).parts) - 1]:
+        waiting += _sources(folder)
+    while waiting and len(files) < MOST_FILES and size <= MOST_BYTES:
+        path = waiting.pop(0)
+        if path in files:
+            continue
+        files[path] = None
+        try:
+            stamp = _stamp(path)
+            size += stamp[0]
+            # In a folder of installed packages every import lies beside the module.
+            if is_installed(root) or path.suffix != ".py" or not (path == file or path.parent == root):
+                continue
+            imports, texts = _named(path, stamp) if stamp[0] <= MOST_BYTES else ((), ())
+        except (OSError, SyntaxError, ValueError, RecursionError):
+            continue
+        for module in filter(OURS.__ne__, imports):
+            if (root / module / "__init__.py").is_file():
+                waiting += _sources((root / module).resolve())
+            else:
+                waiting += _inside(root / f"{module}.py", root)
+        for text in texts:
+            waiting += _inside(path.parent / text, root)
+    return list(files)
+
+
+def _inside(path: Path, root: Path) -> list[Path]:
+    """Return a file that lies in a folder; nothing if it is elsewhere."""
+    try:
+        path = path.resolve()
+        return [path] if path.is_file() and path.is_relative_to(root) else []
+    except (OSError, ValueError):
+        return []
+
+
+def _sources(folder: Path) -> Iterator[Path]:
+    """Yield the source files in a folder and below it, the nearest first, at most `MOST_FILES`."""
+    folders, count = [folder], 0
+    while folders and count < MOST_FILES:
+        try:
+            entries = sorted(os.scandir(folders.pop(0)), key=lambda entry: entry.name)
+        except OSError:
+            continue
+        for entry in entries:
+            if entry.name.startswith(".") or entry.name == "__pycache__":
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(Path(entry.path))
+            elif entry.name.endswith(_SUFFIXES) and entry.is_file(follow_symlinks=False):
+                count += 1
+                yield Path(entry.path)
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Return what changes if a file is written: every job of a sweep asks, and reads only what is new."""
+    known = path.stat()
+    return known.st_size, known.st_mtime_ns, known.st_ctime_ns, known.st_ino
+
+
+@cache
+def _named(path: Path, stamp: tuple[int, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the top-level modules that a module imports, and the texts in it that may name files."""
+    imports: dict[str, None] = {}
+    texts: dict[str, None] = {}
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            imports |= dict.fromkeys(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            imports[node.module.partition(".")[0]] = None
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.endswith(_NAMED):
+            texts[node.value] = None
+    return tuple(imports), tuple(texts)
+
+
 def _hash(path: Path) -> str:
     """Return the hash of a file's content. A file larger than `MOST_BYTES` counts by its size only."""
     try:
-        stamp = stamp_of(path)
+        stamp = _stamp(path)
         return f"{stamp[0]} bytes" if stamp[0] > MOST_BYTES else _hash_once(path, stamp)
     except OSError as error:
         return f"not readable: {error.strerror}"
@@ -131,7 +268,8 @@ def _checkout(root: Path, files: tuple[Path, ...], sha256: str) -> dict[str, str
         return {}
     entries = (entry.partition("\t") for entry in said[1].split("\0") if entry)
     kept = {name: facts.split()[2] for facts, _, name in entries}
-    same = all(kept.get(name) in _blobs(path) for name, path in zip(names, files, strict=True))
+    blobs = (_git(root, "hash-object", "--no-filters", "--", *names) or "").split()
+    same = [kept.get(name) for name in names] == blobs
     return {"commit": said[0].strip(), "changes": "none" if same else "uncommitted"}
 
 
@@ -143,13 +281,3 @@ def _git(root: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return None
     return ran.stdout
-
-
-def _blobs(path: Path) -> set[str]:
-    """Return the names that git may have for a file's content, by the hashes that repositories use."""
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return set()
-    blob = b"blob %d\0" % len(content) + content
-    return {hashlib.sha1(blob, usedforsecurity=False).hexdigest(), hashlib.sha256(blob).hexdigest()}

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from attn_exp.core.record.bitwise import told
-from attn_exp.core.record.checked import Judged
+from attn_exp.core.record.checked import Judged, told
 from attn_exp.core.record.record import Record
 from attn_exp.core.source import commit, short
 from attn_exp.core.text import SHORT, figures

@@ -42,8 +42,8 @@ _BUGS: dict[str, type[AssertionError]] = {
 _ENDLESS = 10**9
 _SHOWN_EVERY_S = 0.5
 _EVERYTHING = Supports(
-    devices=("cuda", "cpu"), dtypes=tuple(DTYPE_BYTES), masks=EVERY, softcap=True,
-    packed=True, keyless=True, value_dims="any",
+    devices=("cuda", "cpu"), dtypes=tuple(DTYPE_BYTES), masks=EVERY, features=("softcap", "packed"),
+    keyless=True, value_dims="any",
 )  # fmt: skip
 
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from attn_exp.core.case.case import BIASES, DTYPES, LAYOUTS, Case
-from attn_exp.core.case.fields import SWITCHES
+from attn_exp.core.case.case import DTYPES, LAYOUTS, Case
+from attn_exp.core.case.features import BIASES, SWITCHES
 from attn_exp.core.case.masks import KINDS
 
 # The word for a case without a bias.

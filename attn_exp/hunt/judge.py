@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from attn_exp.attention.error import inaccuracy
-from attn_exp.attention.error_parts import Tolerance
+from attn_exp.attention.error import Tolerance, inaccuracy
 from attn_exp.attention.expected import Expected, expected
 from attn_exp.attention.hard_values import make_inputs_of
 from attn_exp.attention.inputs import Inputs

@@ -15,7 +15,7 @@ from attn_exp.attention.hard_values import KINDS
 from attn_exp.backends.supports import DEVICES, Supports
 from attn_exp.core.case import masks
 from attn_exp.core.case.case import NORMAL, Case
-from attn_exp.core.case.fields import SWITCHES
+from attn_exp.core.case.features import SWITCHES
 from attn_exp.core.case.filter import Conjunct, Filter
 from attn_exp.core.errors import UserError
 from attn_exp.hunt.example import NO_BIAS, NUMBERS, OPTIONAL, WORDS, Example
@@ -115,7 +115,7 @@ class Examples:
         dtype = self._pick(draw, "dtype", self.dtypes)
         passes = supports.passes_at(dtype)
         backward = self._truth(draw, "backward", "backward" in passes)
-        packed = self._truth(draw, "packed", supports.packed)
+        packed = self._truth(draw, "packed", "packed" in supports.features)
         causal = self._truth(draw, "causal", True)
         batch = 1 if packed else self._number(draw, "batch", 3)
         q_heads, kv_heads = self._heads(draw)
@@ -127,20 +127,22 @@ class Examples:
         else:
             q_len, kv_len = self._lengths(draw, most)
         head_dim, value_dim = self._dims(draw)
-        sink = self._truth(draw, "sink", supports.sink)
-        alibi = self._truth(draw, "alibi", supports.alibi)
-        latent = self._truth(draw, "latent", supports.latent and not backward)
+        sink = self._truth(draw, "sink", "sink" in supports.features)
+        alibi = self._truth(draw, "alibi", "alibi" in supports.features)
+        latent = self._truth(draw, "latent", "latent" in supports.features and not backward)
         value_dim = min(head_dim, value_dim) if latent else value_dim
         sizes = supports.page_sizes or _PAGE_SIZES
-        page_size = self._optional(draw, "page_size", sizes, supports.paged and not backward)
-        bias = self._pick(draw, "bias", WORDS["bias"] if supports.bias and not packed else WORDS["bias"][:1])
+        page_size = self._optional(draw, "page_size", sizes, "paged" in supports.features and not backward)
+        bias = self._pick(
+            draw, "bias", WORDS["bias"] if "bias" in supports.features and not packed else WORDS["bias"][:1]
+        )
         # Each channel of hard values has a role, so that there have to be some.
         kinds = _KINDS if min(head_dim, value_dim) >= _LEAST_HARD_DIM else (NORMAL,)
         example = Example(
             case=self._case(
                 batch=batch, q_heads=q_heads, kv_heads=kv_heads, q_len=q_len, kv_len=kv_len, head_dim=head_dim,
                 value_dim=value_dim, dtype=dtype, causal=causal, lengths=lengths, sink=sink,
-                softcap=self._optional(draw, "softcap", _SOFTCAPS, supports.softcap), alibi=alibi,
+                softcap=self._optional(draw, "softcap", _SOFTCAPS, "softcap" in supports.features), alibi=alibi,
                 bias=None if bias == NO_BIAS else bias, latent=latent, page_size=page_size,
                 **self._mask(draw, causal, kv_len),
                 align=self._pick(draw, "align", WORDS["align"]), layout=self._pick(draw, "layout", WORDS["layout"]),

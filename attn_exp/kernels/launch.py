@@ -88,20 +88,13 @@ def launch_forward(
     batch, q_heads, q_len, _ = q_bhsd.shape
     # The copy engine reads rows that lie behind each other.
     tma = False if slots is not None else _tma(tma, q_bhsd, k_bhsd, v_bhsd)
-    q, k, v = (_source(tensor, tma) for tensor in (q_bhsd, k_bhsd, v_bhsd))
     _run(
         forward_kernel,
         config,
         lambda meta: (triton.cdiv(q_len, meta["BLOCK_M"]) * q_heads * batch,),
-        q=q,
-        k=k,
-        v=v,
-        out=out_bhsd,
+        **_operands(tma, q=q_bhsd, k=k_bhsd, v=v_bhsd),
+        **_operands(False, out=out_bhsd),
         lse_log2=lse_log2,
-        q_strides=_strides(q_bhsd),
-        k_strides=_strides(k_bhsd),
-        v_strides=_strides(v_bhsd),
-        out_strides=_strides(out_bhsd),
         q_heads=q_heads,
         sinks_log2=sinks_log2,
         SINKS=sinks_log2 is not None,
@@ -161,26 +154,15 @@ def launch_dkdv(
         return
     batch, kv_heads, kv_len, _ = k_bhsd.shape
     tma = _tma(tma, q_bhsd, k_bhsd, v_bhsd, d_out_bhsd)
-    q, k, v, d_out = (_source(tensor, tma) for tensor in (q_bhsd, k_bhsd, v_bhsd, d_out_bhsd))
     _run(
         dkdv_kernel,
         config,
         lambda meta: (triton.cdiv(kv_len, meta["BLOCK_N"]) * kv_heads * batch,),
-        q=q,
-        k=k,
-        v=v,
-        d_out=d_out,
+        **_operands(tma, q=q_bhsd, k=k_bhsd, v=v_bhsd, d_out=d_out_bhsd),
         lse_log2=_flat_source(lse_log2, tma),
         delta=_flat_source(delta, tma),
         padded_len=delta.shape[-1],
-        dk=dk_bhsd,
-        dv=dv_bhsd,
-        q_strides=_strides(q_bhsd),
-        k_strides=_strides(k_bhsd),
-        v_strides=_strides(v_bhsd),
-        d_out_strides=_strides(d_out_bhsd),
-        dk_strides=_strides(dk_bhsd),
-        dv_strides=_strides(dv_bhsd),
+        **_operands(False, dk=dk_bhsd, dv=dv_bhsd),
         kv_heads=kv_heads,
         scale=scores.scale,
         query_bounds=None if scores.bounds is None else scores.bounds.queries,
@@ -207,24 +189,15 @@ def launch_dq(
     """Fill `dq_bhsd`."""
     batch, q_heads, q_len, _ = q_bhsd.shape
     tma = _tma(tma, q_bhsd, k_bhsd, v_bhsd, d_out_bhsd)
-    q, k, v, d_out = (_source(tensor, tma) for tensor in (q_bhsd, k_bhsd, v_bhsd, d_out_bhsd))
     _run(
         dq_kernel,
         config,
         lambda meta: (triton.cdiv(q_len, meta["BLOCK_M"]) * q_heads * batch,),
-        q=q,
-        k=k,
-        v=v,
-        d_out=d_out,
+        **_operands(tma, q=q_bhsd, k=k_bhsd, v=v_bhsd, d_out=d_out_bhsd),
         lse_log2=lse_log2,
         delta=delta,
         padded_len=delta.shape[-1],
-        dq=dq_bhsd,
-        q_strides=_strides(q_bhsd),
-        k_strides=_strides(k_bhsd),
-        v_strides=_strides(v_bhsd),
-        d_out_strides=_strides(d_out_bhsd),
-        dq_strides=_strides(dq_bhsd),
+        **_operands(False, dq=dq_bhsd),
         q_heads=q_heads,
         scale=scores.scale,
         **_common(q_bhsd, k_bhsd, v_bhsd, scores, tma),
@@ -248,10 +221,15 @@ def _tma(wanted: bool | None, *tensors: torch.Tensor) -> bool:
     return all(map(tma_reads, tensors)) if wanted is None else wanted
 
 
-def _source(tensor: torch.Tensor, tma: bool) -> Any:
-    if not tma:
-        return tensor
-    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [1, 1, 1, 16])
+def _operands(tma: bool, **tensors_bhsd: torch.Tensor) -> dict[str, Any]:
+    """Return tensors, as descriptors for the copy engine if `tma`, and the first three strides of each, by name."""
+    operands: dict[str, Any] = {}
+    for name, tensor in tensors_bhsd.items():
+        operands[name] = tensor
+        if tma:
+            operands[name] = TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [1, 1, 1, 16])
+        operands[f"{name}_strides"] = _strides(tensor)
+    return operands
 
 
 def _flat_source(rows: torch.Tensor, tma: bool) -> Any:

@@ -49,21 +49,8 @@ def autotuned(kernel: Any, item_bytes: int, width: int) -> Any:
     return triton.autotune(
         configs_of(kernel, item_bytes, width),
         key=[
-            "sizes",
-            "GROUP",
-            "DIM",
-            "VALUE_DIM",
-            "CAUSAL",
-            "WINDOWED",
-            "BOUNDED",
-            "SOFTCAPPED",
-            "SINKS",
-            "ALIBI",
-            "BIASED",
-            "PAGED",
-            "TMA",
-            "WANT_DK",
-            "WANT_DV",
+            *("sizes", "GROUP", "DIM", "VALUE_DIM", "CAUSAL", "WINDOWED", "BOUNDED", "SOFTCAPPED"),
+            *("SINKS", "ALIBI", "BIASED", "PAGED", "TMA", "WANT_DK", "WANT_DV"),
         ],
         prune_configs_by={"early_config_prune": partial(_prune, kernel, item_bytes)},
     )(kernel)

@@ -16,11 +16,9 @@ from attn_exp.core.errors import how_it_ended, last_message
 from attn_exp.core.files import write_whole
 from attn_exp.core.record.file import LOG_NAME
 from attn_exp.core.record.profile import Profile, ProfiledKernel
-from attn_exp.core.record.record import Record
 from attn_exp.core.record.request import REQUEST_NAME, Request
 from attn_exp.profilers.base import Subject
-from attn_exp.profilers.inductor_code import read_generated
-from attn_exp.profilers.inductor_table import Bandwidth, read_bandwidth, row_of, table_csv
+from attn_exp.profilers.inductor_code import Bandwidth, read_bandwidth, read_generated, row_of, table_csv
 
 # The worker's entry point that compiles the job; profilers do not import the worker.
 _ENTRY = "attn_exp.worker.compile_again"
@@ -110,7 +108,9 @@ def _profile(subject: Subject, graphs: list[Graph], measured: dict[str, dict[str
                 files.append(f"graphs/{graph.name}_{ours}")
                 shutil.copy(graph.folder / written, subject.folder / files[-1])
         generated, external = read_generated((graph.folder / _CODE).read_text(encoding="utf-8"))
-        timed = as_timed([kernel.name for kernel in generated], _names(subject.record, graph.direction))
+        of_pass = subject.record.passes.get(graph.direction)
+        names = [] if of_pass is None else [kernel.name for kernel in of_pass.kernels]
+        timed = as_timed([kernel.name for kernel in generated], names)
         for kernel in generated:
             name = f"sources/{graph.name}/{kernel.file_name}"
             path = subject.folder / name
@@ -147,11 +147,6 @@ def _profile(subject: Subject, graphs: list[Graph], measured: dict[str, dict[str
         metrics=metrics,
         files=subject.kept(_TABLE, _BANDWIDTH, LOG_NAME, _BANDWIDTH_LOG, *files),
     )
-
-
-def _names(record: Record, direction: str) -> list[str]:
-    measured = record.passes.get(direction)
-    return [] if measured is None else [kernel.name for kernel in measured.kernels]
 
 
 def as_timed(generated: Sequence[str], timed: Iterable[str]) -> dict[str, str]:

@@ -17,9 +17,16 @@ from attn_exp.core.record.file import LOG_NAME
 from attn_exp.core.record.profile import Profile
 from attn_exp.core.record.request import REQUEST_NAME
 from attn_exp.profilers.base import Subject, kernels_csv
-from attn_exp.profilers.ncu_metrics import counters_for, known_names, own_counter
 from attn_exp.profilers.ncu_program import NcuError, ask, failure, find_program, plain_environment
-from attn_exp.profilers.ncu_table import kernels, pass_figures, read_launches, split_passes
+from attn_exp.profilers.ncu_table import (
+    counters_for,
+    kernels,
+    known_names,
+    own_counter,
+    pass_figures,
+    read_launches,
+    split_passes,
+)
 from attn_exp.timers.gpu import MARK
 
 _REPORT, _TABLE, _RAW = "report.ncu-rep", "kernels.csv", "launches.csv"

@@ -6,20 +6,72 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+from attn_exp.backends.package import Unavailable
+from attn_exp.core.errors import nearest
 from attn_exp.core.record.profile import ProfiledKernel
-from attn_exp.profilers.ncu_metrics import Counter
 from attn_exp.profilers.ncu_program import NcuError
 
+# How to combine several kernels: a sum, or a mean weighted by time.
+Kind = Literal["sum", "mean"]
+_STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active")
 _TIME = "gpu__time_duration.sum"
 # Stalls below this share of a warp's time between two instructions are irrelevant for a pass.
 _STALL_SHARE = 0.05
-
-
 _PREFIXES = {"": 1.0, "K": 1e3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 # The base units that we request (`--print-units base`), some of which still come with a prefix.
 _SCALED = ("byte", "hz", "cycle", "inst")
 _SECONDS = {"nsecond": 1.0, "ns": 1.0, "usecond": 1e3, "us": 1e3, "msecond": 1e6, "ms": 1e6, "second": 1e9, "s": 1e9}
+
+
+@dataclass(frozen=True)
+class Counter:
+    """A metric of Nsight Compute under our name; `scale` converts its base unit to ours (percent to a share)."""
+
+    name: str
+    metric: str
+    kind: Kind = "mean"
+    scale: float = 1.0
+
+
+COUNTERS = (
+    Counter("time_us", "gpu__time_duration.sum", "sum", 1e-3),
+    Counter("dram_bytes_read", "dram__bytes_read.sum", "sum"),
+    Counter("dram_bytes_written", "dram__bytes_write.sum", "sum"),
+    Counter("dram_throughput", "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed", scale=1e-2),
+    Counter("sm_throughput", "sm__throughput.avg.pct_of_peak_sustained_elapsed", scale=1e-2),
+    Counter("tensor_active", "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed", scale=1e-2),
+    Counter("l2_hit_rate", "lts__t_sector_hit_rate.pct", scale=1e-2),
+    Counter("occupancy", "sm__warps_active.avg.pct_of_peak_sustained_active", scale=1e-2),
+    Counter("sm_clock_mhz", "gpc__cycles_elapsed.avg.per_second", scale=1e-6),
+    Counter("registers", "launch__registers_per_thread"),
+    Counter("shared_memory_bytes", "launch__shared_mem_per_block"),
+)
+
+
+def counters_for(known: frozenset[str]) -> tuple[Counter, ...]:
+    """Return the counters to request: those that the program lists, and those of the launch, which it does not list.
+
+    A stall is in cycles between two instructions of a warp.
+    """
+    stalls = [match for match in map(_STALL.fullmatch, sorted(known)) if match]
+    asked = (*COUNTERS, *(Counter(f"stall_{match[1]}", f"{match[0]}.ratio") for match in stalls))
+    return tuple(one for one in asked if one.metric.startswith("launch__") or one.metric.split(".")[0] in known)
+
+
+def own_counter(metric: str, known: frozenset[str]) -> Counter:
+    """Return a metric that the user requested by ncu's name. Raises Unavailable if the program does not list it."""
+    base = metric.split(".")[0]
+    if base not in known and not base.startswith("launch__"):
+        near = nearest(base, known)
+        raise Unavailable(f"ncu has no metric {base} on this GPU: {near}leave it out of profiler.ncu.metrics")
+    return Counter(metric, metric, "sum" if metric.endswith(".sum") else "mean")
+
+
+def known_names(listing: str) -> frozenset[str]:
+    """Return the base names that `ncu --query-metrics` prints: the first word of each line that looks like one."""
+    return frozenset(re.findall(r"^([a-z][a-z0-9]*__\w+)(?=\s|$)", listing, re.MULTILINE))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """Profiler `torch`: a Chrome trace of some calls of each pass, and a table of what ran in them."""
 
-from collections.abc import Callable
-
 from torch.autograd.profiler import record_function
 
 from attn_exp.core.files import write_whole
@@ -30,7 +28,9 @@ class TorchProfiler:
         with subject.scope(), session:
             for direction, call in subject.calls.items():
                 for _ in range(self.calls):
-                    _once(subject, direction, call)
+                    subject.evict_caches()
+                    with record_function(f"{PREFIX}{direction}"):
+                        call()
             # Wait for all launched work inside the session.
             synchronize(device)
         session.export_chrome_trace(str(path))
@@ -48,9 +48,3 @@ class TorchProfiler:
             metrics=metrics,
             files=subject.kept(TRACE_NAME, _TABLE),
         )
-
-
-def _once(subject: Subject, direction: str, call: Callable[[], object]) -> None:
-    subject.evict_caches()
-    with record_function(f"{PREFIX}{direction}"):
-        call()

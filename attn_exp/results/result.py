@@ -13,11 +13,10 @@ import msgspec
 from attn_exp.core.case.case import Case
 from attn_exp.core.catalogue import About, later_options, recorded_about
 from attn_exp.core.errors import NOT_DECODED, RecordError, UserError, check_name
-from attn_exp.core.record.file import FILE_NAME, read_record
+from attn_exp.core.record.file import FILE_NAME, check_environment, odd_times, read_record
 from attn_exp.core.record.flags import flags_in, others_cores
 from attn_exp.core.record.record import SCHEMA, Disagreement, Paired, Record
 from attn_exp.core.record.request import Compile, Measuring, backend_label, settings
-from attn_exp.core.record.soundness import check_environment, odd_times
 from attn_exp.core.record.status import Status, is_final
 from attn_exp.core.source import short
 from attn_exp.core.text import unique_labels

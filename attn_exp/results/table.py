@@ -9,7 +9,7 @@ from attn_exp.core.case.case import NORMAL
 from attn_exp.core.case.fields import MASK_FIELDS, case_columns, typed_fields, with_mask
 from attn_exp.core.errors import UserError
 from attn_exp.core.files import write_whole
-from attn_exp.core.record.bitwise import yes_or_no
+from attn_exp.core.record.checked import yes_or_no
 from attn_exp.core.record.flags import flag_marks, flag_notes
 from attn_exp.core.record.metrics import METRICS, metric_named
 from attn_exp.core.sheet.grid import csv_of, fitted, grid, json_of

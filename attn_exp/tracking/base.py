@@ -11,7 +11,7 @@ from typing import Any, Literal
 from attn_exp.core.case.case import Case
 from attn_exp.core.case.fields import typed_fields
 from attn_exp.core.catalogue import colour_of, recorded_about
-from attn_exp.core.record.bitwise import told
+from attn_exp.core.record.checked import told
 from attn_exp.core.record.record import Record
 from attn_exp.core.record.request import Request
 from attn_exp.core.record.roofline import roof_metrics, roof_of

@@ -10,7 +10,7 @@ from typing import Any
 
 from attn_exp.attention.inputs import Inputs
 from attn_exp.backends.base import Calls, load_backend, step
-from attn_exp.core.record.bitwise import BUDGET_S, CALLS, Bitwise
+from attn_exp.core.record.checked import BUDGET_S, CALLS, Bitwise
 from attn_exp.timers.call import synchronize
 from attn_exp.worker.attempt import Attempt, Stopped, status_of
 from attn_exp.worker.check.form import ResultForm, Results

@@ -7,7 +7,7 @@ from math import isfinite, prod
 import torch
 
 from attn_exp.attention.contents import INTEGERS, bits_of
-from attn_exp.core.record.bitwise import Difference
+from attn_exp.core.record.checked import Difference
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ from functools import cache
 
 import torch
 
-from attn_exp.attention.autograd import Function
-from attn_exp.attention.inputs import Inputs, make_inputs
+from attn_exp.attention.inputs import Function, Inputs, make_inputs
 from attn_exp.core.case.case import Case
 from attn_exp.core.errors import first_line
 from attn_exp.core.record.record import Record

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from attn_exp.attention.autograd import Accumulator
-from attn_exp.attention.inputs import DifferentiableInputs
+from attn_exp.attention.inputs import Accumulator, DifferentiableInputs
 from attn_exp.backends.base import Backend, Calls, load_backend, step
 from attn_exp.backends.compile import compile_calls, compile_record, reset_counters, use_caches, without_recompiling
 from attn_exp.core.case.case import HALVES

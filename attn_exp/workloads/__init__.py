@@ -1,8 +1,7 @@
 """Workloads: what is computed around the attention: nothing, or a transformer block."""
 
 from attn_exp.core.case.case import Case
-from attn_exp.workloads.attention import AttentionAlone
-from attn_exp.workloads.base import Workload
+from attn_exp.workloads.base import AttentionAlone, Workload
 from attn_exp.workloads.block import BlockWorkload
 from attn_exp.workloads.decoder_layer import DecoderLayer
 from attn_exp.workloads.dit_block import DitBlock

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from attn_exp.attention.autograd import Attention
+from attn_exp.attention.inputs import Attention
 from attn_exp.core.case.case import Case
-from attn_exp.workloads.block_inputs import RotaryBlock
+from attn_exp.workloads.block import RotaryBlock
 
 _EPS = 1e-6
 

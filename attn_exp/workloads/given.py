@@ -5,18 +5,16 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from attn_exp.attention.autograd import Function, autograd_backward
-from attn_exp.attention.error import tensor_error
-from attn_exp.attention.error_parts import Tolerance
+from attn_exp.attention.error import Tolerance, tensor_error
 from attn_exp.attention.expected import Expected
 from attn_exp.attention.formula import formula, hidden_keys
-from attn_exp.attention.inputs import Inputs
+from attn_exp.attention.inputs import Function, Inputs, autograd_backward
 from attn_exp.attention.reference import reference_attention
 from attn_exp.attention.tolerance import FACTOR, ROUNDOFF, WORST_ROW_FACTOR, bounds
 from attn_exp.backends.base import Backend, Calls, calls_of
 from attn_exp.core.case.case import GIVEN, NORMAL, PASSES, Case
 from attn_exp.core.record.record import Work
-from attn_exp.workloads.attention import AttentionAlone
+from attn_exp.workloads.base import AttentionAlone
 
 # Maps a precision to the function that computes in it.
 Reference = Callable[[torch.dtype], Function]

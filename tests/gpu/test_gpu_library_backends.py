@@ -13,9 +13,9 @@ import yaml
 import attn_exp
 from attn_exp.attention.error import inaccuracy
 from attn_exp.attention.expected import expected
+from attn_exp.attention.fused_formula import int8_formula
 from attn_exp.attention.hard_values import make_inputs_of
 from attn_exp.attention.inputs import make_inputs
-from attn_exp.attention.quantised_formula import int8_formula
 from attn_exp.attention.verdict import verdict
 from attn_exp.backends.base import load_backend, supported_passes
 from attn_exp.backends.package import Refused, Unavailable

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from attn_exp.core.case.features import APART, FEATURES, PAGES
 from attn_exp.core.case.masks import KINDS, Causal, Full
 from attn_exp.core.errors import UserError, nearest
 
@@ -15,8 +16,6 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": E4M3,
 TYPED_DTYPES = {name: typed for typed, name in DTYPES.items()}
 ALIGNMENTS = ("bottom_right", "top_left")
 LAYOUTS = ("bhsd", "bshd")
-# Whether a bias has numbers of its own for each query head.
-BIASES = ("heads", "shared")
 # The computation around the attention. The first is attention without a block, None in a case.
 WORKLOADS = ("attention", "dit_block", "dit_double_block", "decoder_layer")
 # The passes that a backend computes and those that are measured: `step` is a forward and its backward in one call.
@@ -39,9 +38,6 @@ LARGEST = {
 }
 _LARGEST_TENSOR_BYTES = 1 << 40
 _LARGEST_MLP = 1 << 20
-# Keys of a page, and the orders of pages, the usual one first.
-LARGEST_PAGE = 256
-PAGES = ("shuffled", "linear", "shared")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +57,7 @@ class Case:
         value_dim: the head dimension of v and the output.
         dtype: PyTorch's name. Tensors of `float8_e4m3fn` are codes, each tensor with a scale
             (attn_exp/attention/inputs.py). At `int8` tensors are float16, and the backend quantises q and k inside of
-            the call (attn_exp/attention/quantised_formula.py).
+            the call (attn_exp/attention/fused_formula.py).
         causal: whether a query sees only keys up to its own.
         align: where a causal mask starts if q_len != kv_len. `bottom_right`: the last query sees every key
             (FlashAttention >= 2.1). `top_left`: query i sees keys 0..i (PyTorch's `is_causal`).
@@ -74,13 +70,13 @@ class Case:
             between blocks, full inside of them (diffusion language models, arXiv:2503.09573).
         softcap: bounds the scores before the mask: softcap * tanh(scores / softcap).
         sink: whether each query head has a learned logit that joins the softmax's denominator and has no value
-            (gpt-oss, arXiv:2508.10925). Its values follow from the case (attn_exp/attention/sinks.py), and its
+            (gpt-oss, arXiv:2508.10925). Its values follow from the case (attn_exp/attention/scores.py), and its
             gradient, `d_sink`, is part of the backward.
         alibi: whether scores lose the distance of their query and key, times a slope of the query head (ALiBi,
             arXiv:2108.12409). It counts from the query's last key under a causal mask of this alignment.
         bias: the tensor that is added to scores, the same in all rows of the batch. `heads` has numbers for each query
             head (1, q_heads, q_len, kv_len); `shared` has the same for all heads (1, 1, q_len, kv_len). It is a
-            constant (attn_exp/attention/biases.py).
+            constant (attn_exp/attention/scores.py).
         latent: whether the value of a key is its first `value_dim` channels, so that keys and values are one tensor. It
             is a cache of latents (multi-head latent attention in decoding, arXiv:2405.04434, 2.1.2), forward only.
         lengths: packs sequences of these lengths into one row of the batch. A query sees only keys of its own sequence,
@@ -153,23 +149,18 @@ class Case:
         if self.align not in ALIGNMENTS:
             raise UserError(f"align={self.align!r} is not one of {', '.join(ALIGNMENTS)}")
         self._check_mask()
-        cap = self.softcap
-        if cap is not None and (isinstance(cap, bool) or not isinstance(cap, int | float) or not 0 < cap < 1e6):
-            raise UserError(f"softcap={cap!r} is not a positive number; null is no softcap")
-        for name in ("sink", "alibi", "latent"):
-            if not isinstance(getattr(self, name), bool):
-                raise UserError(f"{name}={getattr(self, name)!r} is neither true nor false")
-        if self.bias is not None:
-            self._check_bias(self.bias)
-        if self.latent:
-            self._check_latent()
-        if self.page_size is not None:
-            self._check_pages(self.page_size)
         # Records that are older than the field had shuffled pages.
         object.__setattr__(self, "pages", None if self.page_size is None else self.pages or PAGES[0])
         object.__setattr__(self, "cache_dtype", None if self.page_size is None else self.cache_dtype)
-        if self.cache_dtype not in (None, "fp8"):
-            raise UserError(f"cache_dtype={self.cache_dtype!r} is neither auto nor fp8")
+        for field, feature in FEATURES.items():
+            value = getattr(self, field)
+            if value is not feature.absent and not feature.allows(value):
+                raise UserError(f"{field}={value!r} is {feature.wrong}")
+        if self.latent and self.value_dim > self.head_dim:
+            raise UserError(
+                f"latent=true has values that are channels of keys, and value_dim={self.value_dim} is more than "
+                f"head_dim={self.head_dim}: set model.value_dim={self.head_dim} or less, or latent=false"
+            )
         if self.layout not in LAYOUTS:
             raise UserError(f"layout={self.layout!r} is not one of {', '.join(LAYOUTS)}")
         if self.lengths is not None:
@@ -178,15 +169,15 @@ class Case:
             raise UserError("kv_lengths are those of packed sequences: set lengths too, or kv_lengths=null")
         if self.workload is not None:
             self._check_workload(self.workload)
-        largest_bytes = (
-            max(
-                self.batch * self.q_heads * self.q_len * max(self.head_dim, self.value_dim),
-                self.batch * self.kv_heads * self.kv_len * max(self.head_dim, self.value_dim),
-            )
-            * DTYPE_BYTES[self.dtype]
-        )
-        if largest_bytes > _LARGEST_TENSOR_BYTES:
-            raise UserError(f"one tensor of this case takes {largest_bytes / 2**40:.1f} TiB: lower batch or seq_len")
+        self._check_apart()
+        tokens = self.batch * max(self.q_heads * self.q_len, self.kv_heads * self.kv_len)
+        for tensor, numbers, remedy in (
+            ("one tensor", tokens * max(self.head_dim, self.value_dim), "lower batch or seq_len"),
+            ("the bias", self.bias_heads * self.q_len * self.kv_len, "lower seq_len, or set bias=shared"),
+        ):
+            size = numbers * DTYPE_BYTES[self.dtype]
+            if size > _LARGEST_TENSOR_BYTES:
+                raise UserError(f"{tensor} of this case takes {size / 2**40:.1f} TiB: {remedy}")
 
     def _check_mask(self) -> None:
         numbers = [(name, keys) for name in KINDS if (keys := getattr(self, name)) is not None]
@@ -213,34 +204,17 @@ class Case:
                 f"lengths={list(lengths)} pack {sum(lengths)} tokens into one row: set batch=1 and leave seq_len out"
             )
 
-    def _check_bias(self, bias: str) -> None:
-        if bias not in BIASES:
-            raise UserError(f"bias={bias!r} is not one of {', '.join(BIASES)}; null is no bias")
-        if self.lengths is not None:
-            raise UserError("a bias is of the queries and keys of one sequence: set lengths=null or bias=null")
-        size = self.bias_heads * self.q_len * self.kv_len * DTYPE_BYTES[self.dtype]
-        if size > _LARGEST_TENSOR_BYTES:
-            raise UserError(f"the bias of this case takes {size / 2**40:.1f} TiB: lower seq_len, or set bias=shared")
-
-    def _check_latent(self) -> None:
-        if self.value_dim > self.head_dim:
-            raise UserError(
-                f"latent=true has values that are channels of keys, and value_dim={self.value_dim} is more than "
-                f"head_dim={self.head_dim}: set model.value_dim={self.head_dim} or less, or latent=false"
-            )
-        if self.quantised:
-            typed = TYPED_DTYPES[self.dtype]
-            raise UserError(f"latent=true has no keys and values in {typed}: set dtype=bf16, or latent=false")
-
-    def _check_pages(self, page_size: int) -> None:
-        if not isinstance(page_size, int) or isinstance(page_size, bool) or not 1 <= page_size <= LARGEST_PAGE:
-            raise UserError(
-                f"page_size={page_size!r} is not a whole number of keys from 1 to {LARGEST_PAGE}; null is no pages"
-            )
-        if self.pages is not None and self.pages not in PAGES:
-            raise UserError(f"pages={self.pages!r} is not one of {', '.join(PAGES)}")
-        if self.quantised:
-            raise UserError(f"a paged cache has no {TYPED_DTYPES[self.dtype]} here: set dtype=bf16, or page_size=null")
+    def _check_apart(self) -> None:
+        for field, others in APART.items():
+            if not (value := getattr(self, field)):
+                continue
+            has_not = {name: feature.has_not() for name, feature in FEATURES.items()}
+            has_not |= {"quantised": f"has no {TYPED_DTYPES[self.dtype]}: set dtype=bf16"}
+            unset = "workload=attention" if field == "workload" else FEATURES[field].unset
+            for other in others:
+                if getattr(self, other):
+                    typed = str(value).lower()
+                    raise UserError(f"{field}={typed} {has_not[other]}, or {unset}")
 
     def _check_requests(self, lengths: tuple[int, ...], kv_lengths: tuple[int, ...]) -> None:
         if len(kv_lengths) != len(lengths):
@@ -270,18 +244,8 @@ class Case:
                 workload != "dit_double_block" or self.q_len > 1,
                 "has tokens of text and of an image: set seq_len=2 or more",
             ),
-            (self.lengths is None, "has no packed sequences: set lengths=null"),
             (self.head_dim == self.value_dim, "has values as wide as its keys: set model.value_dim=null"),
             (self.head_dim % 2 == 0, "rotates pairs of dimensions: set an even model.head_dim"),
-            (not self.sink, "has no sinks: set sink=false"),
-            (not self.alibi, "has no ALiBi: set alibi=false"),
-            (self.bias is None, "has no bias: set bias=null"),
-            (not self.latent, "has values of their own: set latent=false"),
-            (self.page_size is None, "has no paged cache: set page_size=null"),
-            (
-                not self.quantised,
-                f"has weights in the case's dtype, and none in {TYPED_DTYPES[self.dtype]}: set dtype=bf16",
-            ),
             (self.layout == LAYOUTS[0], "has tensors as its projections leave them: leave layout out"),
         )
         for fits, otherwise in checks:
@@ -422,14 +386,11 @@ class Case:
         return " ".join([mask, *more])
 
     def _more(self) -> list[str]:
-        more = [f"cap{self.softcap:g}"] if self.softcap is not None else []
-        more += ["sink"] if self.sink else []
-        more += ["alibi"] if self.alibi else []
-        more += [f"bias {self.bias}"] if self.bias is not None else []
-        more += ["latent"] if self.latent else []
-        more += [f"page{self.page_size}"] if self.page_size is not None else []
-        more += [self.pages] if self.pages not in (None, PAGES[0]) else []
-        more += [f"{self.cache_dtype} cache"] if self.cache_dtype is not None else []
+        more = []
+        for field, feature in FEATURES.items():
+            value = getattr(self, field)
+            if feature.label and value and value != PAGES[0]:
+                more.append(feature.label.format(value))
         if self.lengths is not None:
             more.append(f"{len(self.lengths)} {'packed' if self.kv_lengths is None else 'requests'}")
         more += [self.layout] if self.layout != LAYOUTS[0] else []

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from attn_exp.core.case.case import INT8, LAYOUTS, Case
+from attn_exp.core.case.features import FEATURES
 from attn_exp.core.case.flops import unmasked_pairs
 from attn_exp.core.case.masks import KINDS, Numbered
 
@@ -29,14 +30,11 @@ def kind_of(case: Case) -> dict[str, Any]:
         "dtype": case.dtype,
         "mask": " ".join([mask, *(name for name in KINDS if not case.dense and getattr(case, name))]),
         "sequences": "packed" if case.lengths is not None else "padded",
-        "softcap": case.softcap is not None,
-        "sink": case.sink,
-        "alibi": case.alibi,
-        "bias": case.bias,
-        "latent": case.latent,
-        "page_size": case.page_size,
-        "pages": case.pages,
-        "cache_dtype": case.cache_dtype,
+        **{
+            field: getattr(case, field) is not None if feature.interpolated else getattr(case, field)
+            for field, feature in FEATURES.items()
+            if field not in ("lengths", "kv_lengths")
+        },
         "workload": case.workload or "attention",
     }
 

@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 from attn_exp.core.case.case import Case
 from attn_exp.core.case.flops import compulsory_bytes, flops, flops_sdpa_convention
 from attn_exp.core.host.hardware import Peak
-from attn_exp.core.record.bitwise import OF_THE_BATCH, holds
+from attn_exp.core.record.checked import OF_THE_BATCH, holds
 from attn_exp.core.record.record import CompileRecord, PassRecord, Record, Work
 from attn_exp.core.record.window import Window
 from attn_exp.core.stats.summary import Summary, medians_by_round, summarize

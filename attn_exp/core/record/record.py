@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from attn_exp.core.record.bitwise import Bitwise
-from attn_exp.core.record.checked import Judged, TensorError
+from attn_exp.core.record.checked import Bitwise, Judged, TensorError
 from attn_exp.core.record.profile import Profile
 from attn_exp.core.record.request import Request, backend_label
 from attn_exp.core.record.status import Status, is_final

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from attn_exp.attention.autograd import Gradients, autograd_backward
-from attn_exp.attention.inputs import DifferentiableInputs
+from attn_exp.attention.inputs import DifferentiableInputs, Gradients, autograd_backward
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from attn_exp.attention.error_parts import Tolerance
+from attn_exp.attention.error import Tolerance
 from attn_exp.attention.expected import Expected, expected
 from attn_exp.attention.hard_values import draw
 from attn_exp.attention.inputs import DifferentiableInputs, Inputs, make_inputs

@@ -5,8 +5,7 @@ from functools import partial
 
 import torch
 
-from attn_exp.attention.autograd import Gradients
-from attn_exp.attention.inputs import Inputs
+from attn_exp.attention.inputs import Gradients, Inputs
 from attn_exp.backends.base import Calls
 from attn_exp.core.case.case import Case
 from cheats.corpus import BOTH

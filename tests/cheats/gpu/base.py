@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attn_exp.attention.autograd import Gradients, autograd_backward
-from attn_exp.attention.inputs import Inputs
+from attn_exp.attention.inputs import Gradients, Inputs, autograd_backward
 from attn_exp.backends.base import Calls
 from attn_exp.core.case.case import E4M3, Case
 from cheats.corpus import FORWARD, Decorator, cheat, honest

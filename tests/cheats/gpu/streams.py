@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from attn_exp.attention.autograd import Gradients
-from attn_exp.attention.inputs import Inputs
+from attn_exp.attention.inputs import Gradients, Inputs
 from attn_exp.core.case.case import Case
 from cheats.corpus import BOTH
 from cheats.gpu.base import UNAWAITED, WRONG, Forward, OnGpu, any_of, attend, gpu_cheat, like_output
