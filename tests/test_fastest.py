@@ -24,7 +24,7 @@ from attn_exp.comparison.ratio import ratio
 from attn_exp.comparison.standing import standings
 from attn_exp.core.errors import UserError
 from attn_exp.core.record.record import METHOD_VERSION, Kernel
-from attn_exp.core.sheet.render import table, text_of
+from attn_exp.core.sheet.render import text_of
 from attn_exp.results.read import read_folder
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -299,7 +299,7 @@ def test_the_table_shows_the_unit_that_was_chosen(tmp_path, show, text):
 def test_a_narrow_table_omits_the_slowest_and_says_so(tmp_path):
     names = [f"backend{letter}" for letter in "abcdefgh"]
     found = found_in(tmp_path, [forward(name, 100.0 + 50 * at) for at, name in enumerate(names)])
-    text = table(end_page(found), width=80)
+    text = text_of(end_page(found), width=80)
     assert "omitted to fit the width: backendh, backendg" in text and "backenda" in text.split("omitted")[0]
     assert max(map(len, text.splitlines())) <= 80
 
@@ -307,7 +307,7 @@ def test_a_narrow_table_omits_the_slowest_and_says_so(tmp_path):
 def test_a_narrow_table_says_once_what_all_cases_have(tmp_path):
     unlike = replace(sweeps.CASE, batch=64, q_heads=8, kv_heads=2, q_len=1, head_dim=64, value_dim=64, page_size=16)
     records = [forward(f"backend{letter}", 100.0, of=of) for letter in "abcd" for of in (sweeps.CASE, unlike)]
-    wide, narrow = (table(end_page(found_in(tmp_path, records)), width=width) for width in (150, 105))
+    wide, narrow = (text_of(end_page(found_in(tmp_path, records)), width=width) for width in (150, 105))
     assert "every case" not in wide and "omitted" not in narrow, narrow
     assert "every case: bf16 causal" in narrow and "\nb64 h8/2 q1" in narrow, narrow
 
@@ -333,7 +333,7 @@ def test_every_output_of_a_kept_sweep_names_the_same_winners(tmp_path, capsys, k
 
     # A sweep's end, the terminal, Markdown, HTML, MLflow's page, a notebook and README begin with the headline.
     outputs = [joined(text_of(page(found), form)) for form in ("table", "markdown", "html")]
-    outputs += [joined(table(end_page(found))), answer_in_brief(found).replace("\\", "")]
+    outputs += [joined(text_of(end_page(found))), answer_in_brief(found).replace("\\", "")]
     outputs.append(joined(attn_exp.load(str(folder))._repr_html_()))
     outputs += [joined((ROOT / "README.md").read_text())] * (kept == "h200/backends/table")
     assert [headline in text for text in outputs] == [True] * len(outputs)

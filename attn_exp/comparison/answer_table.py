@@ -10,8 +10,7 @@ from attn_exp.comparison.ranking import Ranking, by_group, winners
 from attn_exp.comparison.ratio import geometric_mean
 from attn_exp.core.record.metrics import metric_named
 from attn_exp.core.record.status import STATUSES
-from attn_exp.core.sheet.grid import MARK
-from attn_exp.core.sheet.sheet import Column, Sheet
+from attn_exp.core.sheet.sheet import MARK, Column, Sheet
 from attn_exp.core.text import printable
 from attn_exp.results.cell import ChosenMetric
 from attn_exp.results.result import Result

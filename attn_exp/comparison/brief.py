@@ -2,8 +2,8 @@
 
 from attn_exp.comparison.page_parts import shared_line, shared_values
 from attn_exp.comparison.rivals import Rivals
-from attn_exp.core.sheet.grid import MARK, markdown_text
-from attn_exp.core.sheet.render import answer_markdown
+from attn_exp.core.sheet.render import markdown_text, sheet_markdown
+from attn_exp.core.sheet.sheet import MARK
 from attn_exp.core.text import printable
 
 # A description has room for a table of so many rows.
@@ -16,7 +16,7 @@ def answer_in_brief(rivals: Rivals) -> str:
     said, command = answer.next_step()
     parts = ["  \n".join(f"**{safe(line)}**" for line in answer.headline())]
     if answer.won:
-        parts += [answer_markdown(rivals.table, _ROWS), safe(rivals.table.title.replace(f"{MARK} ", "bold: "))]
+        parts += [sheet_markdown(rivals.table, _ROWS), safe(rivals.table.title.replace(f"{MARK} ", "bold: "))]
         parts.append(safe(rivals.table.note))
     # In one paragraph: MLflow shows 100 pixels of a description, and folds the rest.
     parts.append(" ".join([safe(said), *([inline_code(command)] if command else [])]))

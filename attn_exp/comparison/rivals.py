@@ -19,8 +19,7 @@ from attn_exp.comparison.settled import Settlements
 from attn_exp.core.case.case import PASSES
 from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.record.flags import flag_marks
-from attn_exp.core.sheet.grid import MARK
-from attn_exp.core.sheet.sheet import Column, Sheet, Tone, interval, split
+from attn_exp.core.sheet.sheet import MARK, Column, Sheet, Tone, interval, split
 from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.duel_command import Duel, duels
 from attn_exp.results.fields import fields, getter, sortable

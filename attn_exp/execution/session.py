@@ -393,9 +393,9 @@ class Session:
         """Return the results in the chosen format: of several backends who is fastest, else a line for each job."""
         if self._form == "table" and rivals is not None and rivals.answer.headline() and not self._columns:
             from attn_exp.comparison.pages import end_page
-            from attn_exp.core.sheet.render import table
+            from attn_exp.core.sheet.render import text_of
 
-            return "\n" + table(end_page(rivals), width=width, colour=colours(sys.stdout), limit=_ROWS)
+            return "\n" + text_of(end_page(rivals), width=width, colour=colours(sys.stdout), limit=_ROWS)
         text = rendered(results, self._form, width, rivals.answer.lines() if rivals else [], self._columns)
         return f"\n{text}" if self._form == "table" else text
 

@@ -5,7 +5,8 @@ from typing import Any
 
 from attn_exp.core.record.profile import IN_PLACE, Profile, ProfiledKernel
 from attn_exp.core.record.record import Record
-from attn_exp.core.sheet.grid import fitted
+from attn_exp.core.sheet.render import fitted
+from attn_exp.core.sheet.sheet import sheet_of
 from attn_exp.core.text import SHORT, WIDTH, figures
 from attn_exp.explain.rivals import short
 
@@ -93,8 +94,7 @@ def _table(kernels: Sequence[ProfiledKernel]) -> str:
         shown_here = [one for one in own[:_ROWS] if one is own[0] or (one.time_us or 0.0) >= _LEAST_SHARE * total]
         left[direction] = len(own) - len(shown_here)
         rows += [_row(kernel, total) for kernel in shown_here]
-    shown = [name for name in rows[0] if any(row[name] != "" for row in rows)]
-    text, _ = fitted(rows, shown, _DISPENSABLE, WIDTH)
+    text, _ = fitted(sheet_of(rows, _DISPENSABLE), WIDTH)
     more = [
         f"and {count} shorter {'one' if count == 1 else 'ones'} in {direction}"
         for direction, count in left.items()
