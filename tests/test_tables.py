@@ -18,7 +18,9 @@ from attn_exp.results.result import result_of
 from attn_exp.results.table import check_columns, csv_text, job_line, table
 
 texts = st.text(alphabet="abc .1230+-%<>[],", max_size=12).map(str.strip) | st.none()
-names_of_columns = st.text(alphabet="abcd_ ", min_size=1, max_size=14).map(str.strip).filter(bool)
+names_of_columns = (
+    st.text(alphabet="abcd_ ", min_size=1, max_size=14).map(lambda name: " ".join(name.split())).filter(bool)
+)
 heads = st.lists(names_of_columns, min_size=1, max_size=6, unique=True)
 
 
