@@ -8,7 +8,7 @@ from attn_exp.commands.explain import main
 from attn_exp.core.record.checked import Form, Judged
 from attn_exp.core.record.record import Traced
 from attn_exp.core.text import WIDTH
-from attn_exp.explain.judged import judged_lines
+from attn_exp.explain.conditions import judged_lines
 
 SHAPE, STRIDES = (4, 16, 1024, 128), (2097152, 131072, 128, 1)
 FORM = Form(dtype="bfloat16", shape=SHAPE, strides=STRIDES)

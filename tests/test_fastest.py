@@ -16,8 +16,7 @@ from attn_exp import compare
 from attn_exp.commands.compare import main as compare_main
 from attn_exp.commands.duel import rivals_of
 from attn_exp.comparison.answer import spreads_for
-from attn_exp.comparison.brief import answer_in_brief
-from attn_exp.comparison.pages import end_page, page
+from attn_exp.comparison.pages import answer_in_brief, end_page, page
 from attn_exp.comparison.picks import pick
 from attn_exp.comparison.ranking import by_group
 from attn_exp.comparison.ratio import ratio

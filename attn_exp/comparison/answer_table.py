@@ -4,8 +4,8 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from attn_exp.comparison.columns import case_part, case_values
 from attn_exp.comparison.join import WAYS
-from attn_exp.comparison.page_parts import case_part, case_values
 from attn_exp.comparison.ranking import Ranking, by_group, winners
 from attn_exp.comparison.ratio import geometric_mean
 from attn_exp.core.record.metrics import metric_named

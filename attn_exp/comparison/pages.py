@@ -1,24 +1,24 @@
-"""Pages: sheets, lines and notes of each kind of comparison, for all output formats."""
+"""Pages: sheets, lines and notes of each kind of comparison, for all output formats, and a sweep's in brief."""
 
+import time
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
 
 from attn_exp.comparison.changes import Changes
+from attn_exp.comparison.columns import shared_values
 from attn_exp.comparison.comparison import Comparison
 from attn_exp.comparison.history import History, Trend
-from attn_exp.comparison.page_parts import (
-    about_part,
-    day,
-    detailed,
-    differing_notes,
-    duels_sheet,
-    head_lines,
-    reasons,
-    shared_line,
-    shared_values,
-)
 from attn_exp.comparison.rivals import Rivals
-from attn_exp.core.record.flags import flag_notes
-from attn_exp.core.sheet.sheet import Column, Headline, Page, Sheet, of_all, split, written
+from attn_exp.core.record.flags import FLAGS, flag_notes
+from attn_exp.core.sheet.render import markdown_text, sheet_markdown
+from attn_exp.core.sheet.sheet import MARK, Column, Headline, Page, Sheet, Tone, of_all, split, written
+from attn_exp.core.text import printable
+from attn_exp.results.cell import Cell
+from attn_exp.results.duel_command import Duel
+from attn_exp.results.read import counted_of
+from attn_exp.results.result import Result
 from attn_exp.results.table import opinion_notes
 
 _FEWER = "means over fewer cases may leave out the slow ones"
@@ -165,3 +165,202 @@ def page(comparison: Comparison) -> Page:
     else:
         raise TypeError(f"there is no page for {type(comparison).__name__}")
     return detailed(own, comparison, [row.cell for row in comparison.rows])
+
+
+def detailed(page: Page, comparison: Comparison, cells: Sequence[Cell]) -> Page:
+    """Return the page with its details and the notes that they make redundant."""
+    results = list({id(cell.result): cell.result for cell in cells}.values())
+    flags = [flag for result in results for flag in result.flags]
+    sheets = [*_flags(Counter(flags)), *_statuses(cells), *_environments(comparison)]
+    redundant = [*flag_notes(flags), *reasons(cells), *differing_notes(comparison)]
+    warnings = (
+        *page.headline.warnings,
+        *_missing(comparison),
+        *_failed(results),
+        *differing_notes(comparison),
+        *comparison.broken,
+    )
+    return replace(
+        page,
+        details=tuple(sheets),
+        detailed=frozenset(redundant),
+        headline=replace(page.headline, warnings=warnings),
+        made_by=tuple(dict.fromkeys(sweep.command for sweep in comparison.sweeps if sweep.command)),
+    )
+
+
+def _missing(comparison: Comparison) -> list[str]:
+    """Return a sentence for each sweep that lacks jobs that its command is for."""
+    return [
+        f"{run.name}: {run.planned - run.records} of {run.planned} jobs have no record yet; its command measures them"
+        for run in comparison.sweeps
+        if run.planned is not None and run.planned > run.records
+    ]
+
+
+def _failed(results: Sequence[Result]) -> list[str]:
+    """Return a sentence that says how many jobs have no result."""
+    counts = Counter(result.status for result in results if result.status != "ok")
+    if not counts:
+        return []
+    each = ", ".join(f"{count} {status}" for status, count in counts.most_common())
+    return [f"{counts.total()} of {len(results)} jobs have no result ({each})"]
+
+
+def _flags(counts: Counter[str]) -> list[Sheet]:
+    if not counts:
+        return []
+    columns = (Column("flag", "flag"), Column("jobs", "jobs"), Column("says", "meaning"))
+    rows = [(name, counts[name], FLAGS.get(name, ("", ""))[1]) for name in sorted(counts)]
+    return [Sheet("flags", "flags", columns, tuple(rows))]
+
+
+_BAD: tuple[Tone, ...] = ("bad",)
+
+
+def _statuses(cells: Sequence[Cell]) -> list[Sheet]:
+    results = {id(cell.result): cell.result for cell in cells}.values()
+    counts = Counter((job.status, job.label, job.reason or "") for job in results if job.status != "ok")
+    if not counts:
+        return []
+    columns = (
+        Column("status", "status"),
+        Column("backend", "backend"),
+        Column("jobs", "jobs"),
+        Column("reason", "reason"),
+    )
+    rows = [(status, label, counts[status, label, reason], reason) for status, label, reason in sorted(counts)]
+    return [Sheet("statuses", "jobs without a result", columns, tuple(rows), _BAD * len(rows))]
+
+
+def _environments(comparison: Comparison) -> list[Sheet]:
+    """A row per property and a column per sweep; differences first."""
+    by_sweep = [dict(sweep.environment) for sweep in comparison.sweeps]
+    names = sorted({name for values in by_sweep for name in values})
+    rows = [(name, *(values.get(name, "") for values in by_sweep)) for name in names]
+    unlike = [len(set(row[1:])) > 1 for row in rows]
+    columns = (
+        Column("name", "environment"),
+        *(Column(f"sweep{index}", sweep.name) for index, sweep in enumerate(comparison.sweeps)),
+    )
+    ordered = sorted(zip(rows, unlike, strict=True), key=lambda pair: (not pair[1], pair[0][0]))
+    tones: list[Tone] = ["open" if differs else "" for _, differs in ordered]
+    return (
+        [Sheet("environment", "environment", columns, tuple(row for row, _ in ordered), tuple(tones))] if rows else []
+    )
+
+
+def duels_sheet(duels: Sequence[Duel], name: str, title: str) -> list[Sheet]:
+    """Return the sheet of duel commands; tables print them as lines."""
+    if not duels:
+        return []
+    rows = [
+        (duel.a.result.case.label(), duel.a.direction, duel.a.result.label, duel.b.result.label, duel.command)
+        for duel in duels
+    ]
+    columns = tuple(Column(column, column) for column in ("case", "pass", "a", "b", "command"))
+    return [Sheet(name, title, columns, tuple(rows))]
+
+
+def about_part(comparison: Comparison) -> dict[str, Any]:
+    """Return what the JSON output of every page says about its sweeps."""
+    return {
+        "metric": str(comparison.metric),
+        "sweeps": [
+            {
+                "name": sweep.name,
+                "place": sweep.place,
+                "records": sweep.records,
+                "planned": sweep.planned,
+                "devices": list(sweep.devices),
+                "torch": list(sweep.versions),
+                "ended_at": day(sweep.ended_at),
+            }
+            for sweep in comparison.sweeps
+        ],
+        "differences": [asdict(difference) for difference in comparison.differences],
+        "broken": list(comparison.broken),
+    }
+
+
+def head_lines(comparison: Comparison) -> list[str]:
+    """Return a line per sweep: its name, number of records, device and date."""
+    return [
+        ", ".join(
+            [
+                f"{sweep.name}: {counted_of(sweep.records, sweep.planned, 'record')}",
+                *sweep.devices,
+                *(f"torch {version}" for version in sweep.versions),
+                day(sweep.ended_at),
+            ]
+        )
+        for sweep in comparison.sweeps
+    ]
+
+
+# Values that go without saying; the device is named beside them.
+_DEFAULTS = {"align": ("bottom_right",), "layout": ("bhsd",), "timer": ("device", "cpu"), "device": ("cuda", "cpu")}
+
+
+def shared_line(shared: dict[str, Any]) -> str:
+    """Return what all rows share, in one line, under the names that one types, without defaults."""
+    names = {name: name for name, value in shared.items() if value not in _DEFAULTS.get(name, ())}
+    for name, same in (("kv_len", "q_len"), ("kv_heads", "q_heads"), ("value_dim", "head_dim")):
+        if name in names and shared[name] == shared.get(same):
+            del names[name]
+            names |= {"q_len": "seq_len"} if same == "q_len" else {}
+    return ", ".join(
+        f"{typed} {written(shared[name], 'dtype' if name == 'dtype' else 'text')}" for name, typed in names.items()
+    )
+
+
+def differing_notes(comparison: Comparison) -> list[str]:
+    """Return a sentence for each difference between the environments."""
+    return [f"environment: {difference} (in {difference.cells} cells)" for difference in comparison.differences]
+
+
+def day(seconds: float) -> str:
+    """Format a time as date and minute in UTC; empty if unknown."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds)) if seconds else ""
+
+
+def reasons(cells: Sequence[Cell]) -> list[str]:
+    """Return a sentence for each reason why cells have no value."""
+    sentences = dict.fromkeys(
+        f"{cell.result.label} {cell.result.status}: {cell.result.reason}" for cell in cells if cell.result.reason
+    )
+    return list(sentences)
+
+
+# A description has room for a table of so many rows.
+_ROWS = 40
+
+
+def answer_in_brief(rivals: Rivals) -> str:
+    """Return the answer of a sweep as Markdown: headline, table, and the command that decides what is too close."""
+    answer = rivals.answer
+    said, command = answer.next_step()
+    parts = ["  \n".join(f"**{safe(line)}**" for line in answer.headline())]
+    if answer.won:
+        parts += [sheet_markdown(rivals.table, _ROWS), safe(rivals.table.title.replace(f"{MARK} ", "bold: "))]
+        parts.append(safe(rivals.table.note))
+    # In one paragraph: MLflow shows 100 pixels of a description, and folds the rest.
+    parts.append(" ".join([safe(said), *([inline_code(command)] if command else [])]))
+    return "\n\n".join(filter(None, parts))
+
+
+def shared_in_brief(rivals: Rivals) -> str:
+    """Return what all rows share, as Markdown; the report has the tables."""
+    shared = safe(shared_line(shared_values([row.cell for row in rivals.rows])))
+    return f"All cases: {shared}." if shared else ""
+
+
+def inline_code(text: str) -> str:
+    """Return a line as Markdown that shows it literally, in several lines where a block would be cut off."""
+    line = printable(text)
+    return f"`{line}`" if "`" not in line else f"`` {line} ``"
+
+
+def safe(text: str) -> str:
+    """Return text on one line that Markdown shows literally."""
+    return markdown_text(printable(text))

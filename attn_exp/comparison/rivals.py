@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from attn_exp.comparison.answer_table import answer_table
+from attn_exp.comparison.columns import case_part, case_values, cell_values, value_columns
 from attn_exp.comparison.comparison import Comparison, SweepSummary, summarize_sweep
 from attn_exp.comparison.fastest import Answer, answer_of
 from attn_exp.comparison.join import WAYS, comparable_groups, latest
-from attn_exp.comparison.page_parts import case_part, case_values, cell_values, value_columns
 from attn_exp.comparison.ranking import Ranking, by_group, is_label, is_tie, open_pair, ranked, winners
 from attn_exp.comparison.ratio import TURNS_FLOOR, Spreads, gain, geometric_mean
 from attn_exp.comparison.settled import Settlements

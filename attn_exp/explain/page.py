@@ -19,9 +19,8 @@ from attn_exp.core.record.roofline import roof_of
 from attn_exp.core.sheet.render import grid
 from attn_exp.core.sheet.sheet import sheet_of
 from attn_exp.core.text import SHORT, WIDTH, duration, figures, filled, half_text
-from attn_exp.explain.conditions import condition_lines
+from attn_exp.explain.conditions import condition_lines, judged_lines
 from attn_exp.explain.find import Found
-from attn_exp.explain.judged import judged_lines
 from attn_exp.explain.kernel_tables import kernel_tables
 from attn_exp.explain.rivals import against_fastest, kind, main_kernel, short
 from attn_exp.results.cell import kernel_identity
