@@ -336,11 +336,10 @@ def test_every_output_of_a_kept_sweep_names_the_same_winners(tmp_path, capsys, k
     def joined(text):
         return " ".join(text.split())
 
-    # A sweep's end, the terminal, Markdown, HTML, MLflow's page, a notebook and README begin with the headline.
+    # A sweep's end, the terminal, Markdown, HTML, MLflow's page and a notebook begin with the headline.
     outputs = [joined(text_of(page(found), form)) for form in ("table", "markdown", "html")]
     outputs += [joined(text_of(end_page(found))), answer_in_brief(found).replace("\\", "")]
     outputs.append(joined(attn_exp.load(str(folder))._repr_html_()))
-    outputs += [joined((ROOT / "README.md").read_text())] * (kept == "h200/backends/table")
     assert [headline in text for text in outputs] == [True] * len(outputs)
     # JSON, the rows of CSV and the ranks in MLflow mark the same rows.
     assert compare_main([str(folder), "format=json"]) == 0
