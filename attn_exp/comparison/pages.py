@@ -27,11 +27,7 @@ _FEWER = "means over fewer cases may leave out the slow ones"
 def rivals_page(rivals: Rivals) -> Page:
     """Return the page of a sweep's backends, ranked case by case."""
     shared = shared_values([row.cell for row in rivals.rows])
-    sheets = [
-        rivals.sheet(),
-        *_means_sheet(rivals),
-        *duels_sheet(rivals.ties, "ties", "too close to call; a duel would decide:"),
-    ]
+    sheets = [rivals.sheet(), *_means_sheet(rivals), *_ties_sheet(rivals.ties)]
     about = about_part(rivals) | {
         "kind": "rivals",
         "baseline": rivals.baseline,
@@ -52,12 +48,12 @@ def rivals_page(rivals: Rivals) -> Page:
         *rivals.notes,
         *([_FEWER] if any(mean.n < mean.cases for mean in rivals.means) else ()),
         *differing_notes(rivals),
-        *flag_notes(flag for row in rivals.rows for flag in row.cell.result.flags),
-        *opinion_notes(row.cell.result for row in rivals.rows),
-        *reasons([row.cell for row in rivals.rows]),
+        *_row_notes([row.cell for row in rivals.rows]),
     ]
     headline = _headline(rivals)
-    lines = (*head_lines(rivals), *_pooled(rivals), shared_line(shared))
+    count, runs = sum(one.records for one in rivals.sweeps), len(rivals.sweeps)
+    pooled = f"{count} records of {runs} sweeps are pooled; against=SWEEP compares one with another"
+    lines = (*head_lines(rivals), pooled if runs > 1 else "", shared_line(shared))
     return Page(about, lines, tuple(sheets), tuple(notes), headline=headline)
 
 
@@ -70,16 +66,14 @@ def end_page(rivals: Rivals) -> Page:
     return Page({}, lines, (), notes, headline=_headline(rivals))
 
 
+def _row_notes(cells: Sequence[Cell]) -> list[str]:
+    """Return what flags mean, which timers disagree, and why cells have no value."""
+    results = [cell.result for cell in cells]
+    return [*flag_notes(flag for one in results for flag in one.flags), *opinion_notes(results), *reasons(cells)]
+
+
 def _headline(rivals: Rivals) -> Headline:
     return Headline(tuple(rivals.answer.headline()), (), *rivals.answer.next_step(), rivals.table)
-
-
-def _pooled(rivals: Rivals) -> list[str]:
-    """Return that records of several sweeps are ranked together."""
-    if len(rivals.sweeps) < 2:
-        return []
-    count = sum(one.records for one in rivals.sweeps)
-    return [f"{count} records of {len(rivals.sweeps)} sweeps are pooled; against=SWEEP compares one with another"]
 
 
 def _means_sheet(rivals: Rivals) -> list[Sheet]:
@@ -119,9 +113,7 @@ def changes_page(changes: Changes) -> Page:
         *changes.notes,
         f"equivalent: a difference of {100 * changes.margin:g} % or more is ruled out (margin=)",
         *(differing_notes(changes) or ["environment: no difference is recorded"]),
-        *flag_notes(flag for row in changes.rows for flag in row.cell.result.flags),
-        *opinion_notes(row.cell.result for row in changes.rows),
-        *reasons([row.cell for row in changes.rows]),
+        *_row_notes([row.cell for row in changes.rows]),
     ]
     counts = ", ".join(f"{count} {verdict}" for verdict, count in changes.counts.items())
     said = f"of {len(changes.rows)} cells: {counts}"
@@ -160,10 +152,9 @@ def page(comparison: Comparison) -> Page:
         own = rivals_page(comparison)
     elif isinstance(comparison, Changes):
         own = changes_page(comparison)
-    elif isinstance(comparison, History):
-        own = history_page(comparison)
     else:
-        raise TypeError(f"there is no page for {type(comparison).__name__}")
+        assert isinstance(comparison, History)
+        own = history_page(comparison)
     return detailed(own, comparison, [row.cell for row in comparison.rows])
 
 
@@ -250,16 +241,14 @@ def _environments(comparison: Comparison) -> list[Sheet]:
     )
 
 
-def duels_sheet(duels: Sequence[Duel], name: str, title: str) -> list[Sheet]:
+def _ties_sheet(ties: Sequence[Duel]) -> list[Sheet]:
     """Return the sheet of duel commands; tables print them as lines."""
-    if not duels:
-        return []
-    rows = [
-        (duel.a.result.case.label(), duel.a.direction, duel.a.result.label, duel.b.result.label, duel.command)
-        for duel in duels
-    ]
     columns = tuple(Column(column, column) for column in ("case", "pass", "a", "b", "command"))
-    return [Sheet(name, title, columns, tuple(rows))]
+    rows = tuple(
+        (duel.a.result.case.label(), duel.a.direction, duel.a.result.label, duel.b.result.label, duel.command)
+        for duel in ties
+    )
+    return [Sheet("ties", "too close to call; a duel would decide:", columns, rows)] if rows else []
 
 
 def about_part(comparison: Comparison) -> dict[str, Any]:
@@ -345,7 +334,8 @@ def answer_in_brief(rivals: Rivals) -> str:
         parts += [sheet_markdown(rivals.table, _ROWS), safe(rivals.table.title.replace(f"{MARK} ", "bold: "))]
         parts.append(safe(rivals.table.note))
     # In one paragraph: MLflow shows 100 pixels of a description, and folds the rest.
-    parts.append(" ".join([safe(said), *([inline_code(command)] if command else [])]))
+    line = printable(command)
+    parts.append(" ".join(filter(None, [safe(said), f"`` {line} ``" if "`" in line else line and f"`{line}`"])))
     return "\n\n".join(filter(None, parts))
 
 
@@ -353,12 +343,6 @@ def shared_in_brief(rivals: Rivals) -> str:
     """Return what all rows share, as Markdown; the report has the tables."""
     shared = safe(shared_line(shared_values([row.cell for row in rivals.rows])))
     return f"All cases: {shared}." if shared else ""
-
-
-def inline_code(text: str) -> str:
-    """Return a line as Markdown that shows it literally, in several lines where a block would be cut off."""
-    line = printable(text)
-    return f"`{line}`" if "`" not in line else f"`` {line} ``"
 
 
 def safe(text: str) -> str:
