@@ -15,7 +15,8 @@ from typing import Any
 from attn_exp.comparison.answer import spreads_for
 from attn_exp.comparison.ratio import ratio
 from attn_exp.core.errors import UserError
-from attn_exp.core.sheet.grid import grid
+from attn_exp.core.sheet.render import grid
+from attn_exp.core.sheet.sheet import sheet_of
 from attn_exp.results.cell import Cell, ChosenMetric, cells_of
 from attn_exp.results.read import read_folder
 from attn_exp.results.result import Result, by_options
@@ -63,7 +64,7 @@ def main(folder: str) -> str:
     results = read_folder(Path(folder)).results
     made = rows(results)
     machines = ", ".join(sorted({one.device_name for one in results if one.device_name}))
-    return f"{machines}: times over those of another cache of the same keys\n\n{grid(made, list(made[0]))}"
+    return f"{machines}: times over those of another cache of the same keys\n\n{grid(sheet_of(made))}"
 
 
 if __name__ == "__main__":

@@ -33,8 +33,9 @@ from attn_exp.backends.base import Calls, DeclarativeBackend, calls_of, load_bac
 from attn_exp.backends.sdpa import Sdpa
 from attn_exp.core.case.case import Case
 from attn_exp.core.conf import choice as choice_of
-from attn_exp.core.dispatch.table import MODES, Choice
-from attn_exp.core.sheet.grid import grid
+from attn_exp.core.dispatch_table import MODES, Choice
+from attn_exp.core.sheet.render import grid
+from attn_exp.core.sheet.sheet import sheet_of
 from attn_exp.core.stats.paired import MARGIN_FLOOR, compare_pair
 from attn_exp.core.stats.summary import round_medians, summarize
 from attn_exp.timers import make_timer
@@ -197,7 +198,7 @@ def report(rows: list[Row]) -> str:
             found["slower, 95 of 100"] = f"{100 * (own[int(0.95 * (len(own) - 1))].slower - 1):.2f} %"
             found["slower at most"] = f"{100 * (own[-1].slower - 1):.2f} %"
             shown.append(found | {"there": f"{own[-1].case.label()}: {own[-1].choice.label}"})
-    return grid(shown, list(shown[0]))
+    return grid(sheet_of(shown))
 
 
 def verdict(rows: list[Row]) -> str:

@@ -26,7 +26,8 @@ from attn_exp.backends.base import load_backend
 from attn_exp.core.case.case import Case
 from attn_exp.core.conf import conf_folder, read_yaml
 from attn_exp.core.record.request import Measuring, Request
-from attn_exp.core.sheet.grid import grid
+from attn_exp.core.sheet.render import grid
+from attn_exp.core.sheet.sheet import sheet_of
 from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.measure import measure
 
@@ -238,7 +239,7 @@ def main(out: Path, rows_wanted: int) -> int:
         f"launch_bound: {agree} of {len(rows)} agree",
     ]
     shown = [{key: str(value) for key, value in row.items()} for row in rows]
-    text = "\n".join([grid(shown, list(rows[0])), "", *lines])
+    text = "\n".join([grid(sheet_of(shown)), "", *lines])
     (out / "plain.txt").write_text(text + "\n")
     print(text)
     return 0

@@ -21,7 +21,8 @@ from pathlib import Path
 import torch
 from rows import write_rows
 
-from attn_exp.core.sheet.grid import grid
+from attn_exp.core.sheet.render import grid
+from attn_exp.core.sheet.sheet import sheet_of
 from attn_exp.core.stats.paired import MARGIN_FLOOR, compare_all
 from attn_exp.core.stats.summary import round_medians
 from attn_exp.doctor.bench import attention
@@ -122,7 +123,7 @@ def write(rows: Sequence[Row], lines: Sequence[str], out: Path) -> None:
         asdict(row) | {"time_us": f"{row.time_us:.1f}"} | {name: f"{getattr(row, name):+.3f}" for name in percents}
         for row in rows
     ]
-    (out / "telemetry.txt").write_text("\n".join([grid(shown, list(shown[0])), "", *lines]) + "\n")
+    (out / "telemetry.txt").write_text("\n".join([grid(sheet_of(shown)), "", *lines]) + "\n")
 
 
 def main() -> None:

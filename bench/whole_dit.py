@@ -14,7 +14,8 @@ from pathlib import Path
 from attn_exp.core.case.case import PASSES
 from attn_exp.core.case.flops import flops
 from attn_exp.core.errors import UserError
-from attn_exp.core.sheet.grid import grid
+from attn_exp.core.sheet.render import grid
+from attn_exp.core.sheet.sheet import sheet_of
 from attn_exp.results.read import read_folder
 from attn_exp.results.result import Result, by_options
 
@@ -82,7 +83,7 @@ def main(folder: str) -> str:
     made = rows(results)
     machines = ", ".join(sorted({one.device_name for one in results if one.device_name}))
     counted = " + ".join(f"{count} {name}" for name, count in BLOCKS.items())
-    return f"{machines}: {counted}\n\n{grid(made, list(made[0]))}"
+    return f"{machines}: {counted}\n\n{grid(sheet_of(made))}"
 
 
 if __name__ == "__main__":

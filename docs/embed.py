@@ -28,7 +28,7 @@ from attn_exp.core.provenance import measuring
 from attn_exp.core.record.metrics import METRICS
 from attn_exp.core.record.record import Record
 from attn_exp.core.record.status import STATUSES
-from attn_exp.core.sheet.render import answer_markdown
+from attn_exp.core.sheet.render import sheet_markdown
 from attn_exp.execution.capabilities import ask, markdown
 from attn_exp.results.read import read_folder
 from attn_exp.results.result import Result
@@ -58,7 +58,7 @@ def fastest(file: Path) -> str:
         jobs = {row.cell.result.job: row.cell.result for row in rivals.rows if row.cell.value is not None}
         how = age(jobs.values()) + measured_at([result.record() for result in jobs.values()])
     below = "\n\n".join(textwrap.fill(line, 120) for line in (rivals.table.note, rivals.answer.headline()[0]) if line)
-    return f"{how}\n\n{answer_markdown(rivals.table)}\n\n{below}"
+    return f"{how}\n\n{sheet_markdown(rivals.table)}\n\n{below}"
 
 
 def age(results: Iterable[Result]) -> str:

@@ -20,7 +20,9 @@ from attn_exp.backends.eager import Eager
 from attn_exp.backends.package import Unavailable
 from attn_exp.backends.reference import Reference
 from attn_exp.backends.sdpa import Cudnn, Efficient, Flash, Math, Sdpa
+from attn_exp.backends.supports import Supports
 from attn_exp.core.case.case import Case
+from attn_exp.core.case.features import EVERY_FEATURE, FEATURES
 from attn_exp.timers.trace import operators
 from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.measure import measure
@@ -155,6 +157,23 @@ def test_sdpa_refuses_a_mask_whose_alignment_it_does_not_mean(backend):
         assert said == "b aligns a causal mask top_left: set align=top_left"
         assert backend("b").unsupported(replace(longer, align="top_left"), "cpu") is None
         assert backend("b").unsupported(replace(longer, causal=False), "cpu") is None
+
+
+@pytest.mark.parametrize("field", FEATURES)
+def test_a_feature_is_refused_by_backends_that_do_not_name_it(field):
+    values = {"softcap": 5.0, "bias": "heads", "page_size": 16, "pages": "linear", "cache_dtype": "fp8"}
+    more = {"page_size": 16} if field in ("pages", "cache_dtype") else {}
+    if field in ("lengths", "kv_lengths"):
+        more = {"batch": 1, "lengths": (4, 12), "kv_lengths": (12, 16), "kv_len": 28}
+        more |= {"kv_lengths": None, "kv_len": 16} if field == "lengths" else {}
+    else:
+        more |= {field: values.get(field, True)}
+    case, every = replace(CASE, **more), Supports(devices=("cpu",), dtypes=("float32",), features=EVERY_FEATURE)
+    assert every.refusal(case, "cpu") is None
+    kind = FEATURES[field]
+    without = replace(every, features=tuple(name for name in EVERY_FEATURE if name != kind.name))
+    refused = without.refusal(case, "cpu")
+    assert refused is None if kind.name is None else refused.startswith(kind.has_not())
 
 
 def test_refusals_on_a_cpu_name_what_to_use_instead():

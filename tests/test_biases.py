@@ -17,8 +17,6 @@ from attn_exp.attention.scores import alibi_slopes, bias_tensor
 from attn_exp.attention.verdict import verdict
 from attn_exp.backends.base import calls_of
 from attn_exp.backends.flex import flex_function
-from attn_exp.backends.sdpa import AtenCudnn
-from attn_exp.backends.supports import Supports
 from attn_exp.core.case.case import Case
 from attn_exp.core.case.flops import compulsory_bytes, flops, unmasked_pairs
 
@@ -160,14 +158,3 @@ def test_flex_modifies_scores_alike(seed: int) -> None:
     inputs = make_inputs(one, "cpu", seed, with_gradients=False)
     found = flex_function(one, CPU, {})(*inputs.qkv)
     assert off(found, reference(one, inputs, with_gradients=False, precision=torch.float64)["out"]) < 1e-5
-
-
-def test_a_backend_without_biases_says_so() -> None:
-    supports = Supports(devices=("cpu",), dtypes=("float32",))
-    for score, said in (
-        ({"alibi": True}, "has no ALiBi: set alibi=false"),
-        ({"bias": "heads"}, "has no bias: set bias"),
-    ):
-        refusal = supports.refusal(case(**score), "cpu")
-        assert refusal is not None and said in refusal
-        assert "alibi" not in AtenCudnn("aten_cudnn").supports.features

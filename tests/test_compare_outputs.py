@@ -12,6 +12,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+import explained
 import pytest
 import sweeps
 
@@ -21,7 +22,7 @@ from attn_exp.core.sheet import FORMATS
 from attn_exp.core.sheet.render import text_of
 from attn_exp.core.sheet.sheet import rounded, written
 
-GOLDEN = Path(__file__).parent / "golden" / "compare"
+GOLDEN = Path(__file__).parent / "golden"
 LENGTHS = (512, 1024, 8192)
 
 
@@ -71,8 +72,8 @@ def outputs(folder):
         own = page(comparison)
         for form, ending in FORMATS.items():
             # Where a sweep lay is the machine's.
-            found[f"{name}{ending}"] = text_of(own, form).replace(str(folder), "FOLDER") + "\n"
-    return found
+            found[f"compare/{name}{ending}"] = text_of(own, form).replace(str(folder), "FOLDER") + "\n"
+    return found | explained.outputs(folder / "explained")
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +86,7 @@ def made(tmp_path_factory):
 
 def test_every_output_is_as_it_was(made):
     texts, _ = made
-    assert {path.name for path in GOLDEN.iterdir()} == set(texts)
+    assert {path.relative_to(GOLDEN).as_posix() for path in GOLDEN.glob("*/*")} == set(texts)
     for name, text in texts.items():
         assert text == (GOLDEN / name).read_text(), f"{name}: python {__file__} writes it anew"
 
@@ -95,7 +96,7 @@ def test_tables_fit_120_columns(made):
     for name, text in texts.items():
         if name.endswith(".txt"):
             for line in text.splitlines():
-                assert len(line) <= 120 or line.startswith("attn-exp duel"), (name, line)
+                assert len(line) <= 120 or line.startswith("attn-exp duel") or name == "explain/lines.txt", (name, line)
 
 
 def test_the_numbers_are_the_same_in_all_formats(made):
@@ -137,8 +138,8 @@ def test_a_markdown_cell_cannot_break_its_table(made):
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as name:
         os.environ["ATTN_EXP_STATE"] = f"{name}/state"
-        GOLDEN.mkdir(parents=True, exist_ok=True)
-        for old in GOLDEN.iterdir():
+        for old in GOLDEN.glob("*/*"):
             old.unlink()
         for golden, content in outputs(Path(name)).items():
+            (GOLDEN / golden).parent.mkdir(parents=True, exist_ok=True)
             (GOLDEN / golden).write_text(content)

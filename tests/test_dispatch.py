@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attn_exp import dispatch
 from attn_exp.core.case.case import Case
-from attn_exp.core.dispatch.table import Bucket, DispatchTable, facts_of, write_table
+from attn_exp.core.dispatch_table import Bucket, DispatchTable, facts_of, write_table
 from attn_exp.core.errors import UserError
 from attn_exp.worker.machine.environment import environment
 

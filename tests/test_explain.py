@@ -1,60 +1,23 @@
+"""What `explain` finds; what it says of that is in tests/golden."""
+
 import re
 import sqlite3
-from dataclasses import replace
 
 import pytest
 import sweeps
 from cli import without_progress
+from explained import first, job
 
 from attn_exp.commands.explain import main
 from attn_exp.commands.log import main as log_main
-from attn_exp.core.record.profile import Profile, ProfiledKernel
-from attn_exp.core.record.record import Kernel, PassRecord
 from attn_exp.explain.page import keep_pages
 from attn_exp.results.read import read_folder
-
-CEILINGS = {"matmul_flops_per_s": 720e12, "copy_bytes_per_s": 4e12}
-STALLS = {"forward/stall_wait_share": 0.2, "forward/stall_gmma_share": 0.5, "forward/stall_selected_share": 0.9}
-SHARED_KERNEL = "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1"
-
-
-def job(backend, us, **more):
-    record = sweeps.job(backend, us, None, ceilings=CEILINGS, **more)
-    return replace(record, metrics=record.metrics | {"forward/min_bytes": 1e8, "forward/gb_per_s": 1e5 / us})
-
-
-def with_kernel(record, name):
-    measured = replace(record.passes["forward"], kernels=(Kernel(name=name, count=1.0, time_us=90.0),))
-    return replace(record, passes={"forward": measured})
 
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """A sweep `first`: two backends of one kernel, the slower `flash` with profiles, and one that could not run."""
-    kernel = ProfiledKernel(
-        direction="forward", name="flash_fwd<1>(int)", count=2, time_us=110.0,
-        figures={"grid": "132x1x1", "registers": 168.0, "tflops": 300.5, "gap_before_us": 30.0, "occupancy": 0.125},
-    )  # fmt: skip
-    profiles = {
-        "torch": Profile(
-            status="ok",
-            seconds=1.5,
-            kernels=(kernel,),
-            files=("profiles/torch/trace.json",),
-            metrics={"forward/kernel_time_us": 110.0, "forward/tflops": 312.5},
-        ),
-        "proton": Profile(status="unavailable", reason="triton is not installed: pip install triton"),
-        "ncu": Profile(status="ok", metrics={"forward/dram_bytes": 2e8, **STALLS}),
-    }
-    sweeps.write(
-        tmp_path / "multirun" / "first",
-        [
-            replace(job("flash", 120.0, flags=("launch_bound",)), profiles=profiles),
-            with_kernel(job("cudnn", 80.0), SHARED_KERNEL),
-            with_kernel(job("aten_cudnn", 80.2), SHARED_KERNEL),
-            sweeps.failed("unsupported", "fa3", "it is not installed", bwd_us=None),
-        ],
-    )
+    """The sweep `first` of `explained`, and another."""
+    sweeps.write(tmp_path / "multirun" / "first", first())
     sweeps.write(tmp_path / "multirun" / "other", [job("flash", 70.0)])
     monkeypatch.chdir(tmp_path)
     return tmp_path / "multirun" / "first"
@@ -65,50 +28,11 @@ def page(capsys, *arguments):
     return capsys.readouterr().out
 
 
-def test_a_page_says_what_ran_how_long_what_bounds_it_and_who_is_faster(here, capsys):
-    text = page(capsys, "first/flash")
-    assert "NVIDIA H200, torch 2.11.0" in text
-    assert "forward: 120 us, +-0.3 %" in text
-    assert "flash_forward" in text, "the kernel by the timing's own trace"
-    assert "132x1x1" in text and "flash_fwd<1>" in text and "(int)" not in text
-    assert "forward: 110.0 us in kernels, 312.5 TFLOPS" in text
-    (row,) = (line.split() for line in text.splitlines() if "132x1x1" in line)
-    assert row[-5:] == ["132x1x1", "168", "0.12", "30", "300.5"], "counts are whole, shares have two digits"
-    assert "gap before: us for which the device was idle" in text
-    assert "forward is bound by " in text and "counted bytes" in text
-    assert "its warps mostly wait for gmma, 50 % of their time" in text
-    # The other sweep's flash is faster, but another sweep's.
-    assert "forward: 3 of 3; cudnn (80.00 us," in " ".join(text.split())
-    assert "and this takes 1.5 times as long" in " ".join(text.split())
-    assert f"cudnn's is {SHARED_KERNEL[:34]}" in text
-    assert "proton unavailable: triton is not installed" in text
-    assert "profiles/torch/trace.json" in text
-    assert "launch_bound: " in text
-    assert max(map(len, text.splitlines())) <= 120
-
-
-def test_two_that_ran_the_same_kernel_are_told_so_and_not_ranked_within_their_intervals(here, capsys):
-    text = " ".join(page(capsys, "first/cudnn").split())
-    assert "forward: as fast as aten_cudnn (80.20 us" in text
-    assert "same kernel: both run cudnn_generated" in text and "and their intervals agree" in text
-
-
-def test_a_job_that_failed_has_a_page_too(here, capsys):
-    text = page(capsys, "first/fa3")
-    assert "unsupported: it is not installed" in text
-    assert "What limits it" not in text and "worker.log" not in text, "there is no log"
+def test_the_page_of_a_job_that_failed_names_its_log_if_it_has_one(here, capsys):
     log = next(here.glob("fa3-*")) / "worker.log"
     for content in ("", "printed"):
         log.write_text(content)
         assert ("worker.log" in page(capsys, "first/fa3")) == bool(content)
-
-
-def test_a_sweep_s_page_says_who_ran_the_same_kernel(here, capsys):
-    text = page(capsys, "first")
-    assert "sweep first: 4 jobs" in text
-    assert f"forward: cudnn, aten_cudnn ran the same kernel: {SHARED_KERNEL[:34]}" in text
-    assert "forward: flash ran flash_forward" in text
-    assert [line.split()[0] for line in text.splitlines() if " ok " in line] == ["cudnn", "aten_cudnn", "flash"]
 
 
 def test_a_sweep_s_page_has_its_cases_in_order_and_names_what_can_be_typed(here, capsys):
@@ -119,24 +43,6 @@ def test_a_sweep_s_page_has_its_cases_in_order_and_names_what_can_be_typed(here,
     assert "1 of the 7 cases are left out here; all of them: attn-exp compare multirun/lengths" in text
     (command,) = re.findall(r"attn-exp explain (multirun/lengths/flash-\S+)", text)
     assert " s128 " in page(capsys, command)
-
-
-def test_on_a_cpu_too_the_same_kernel_is_named_by_the_operator_that_computes_attention(here, capsys):
-    names = ("aten::scaled_dot_product_attention", "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::empty")
-
-    def ran(backend, us, *operators):
-        kernels = tuple(Kernel(name=name, count=1.0, time_us=us) for name in operators)
-        return replace(job(backend, us, device="cpu"), passes={"forward": PassRecord(kernels=kernels)})
-
-    sweeps.write(here.parent / "cpu", [ran("flash", 100.0, *names), ran("auto", 101.0, *names[::-1]),
-                                       ran("math", 900.0, names[0]), ran("mine", 950.0, names[0])])  # fmt: skip
-    text = " ".join(page(capsys, "cpu").split())
-    said = f"forward: flash, auto ran the same kernel: {names[1]}"
-    assert said in text and "math" not in text[text.index(said) + len(said) :].partition("a page about")[0]
-    assert f"same kernel: both run {names[1]}" in " ".join(page(capsys, "cpu/auto").split())
-    # The wrapper is the longest operator of both, and no implementation.
-    text = " ".join(page(capsys, "cpu/math").split())
-    assert f"this one's main operator is {names[0]} flash's is {names[1]}" in text and "same operator" not in text
 
 
 def test_a_sweep_s_page_names_the_records_that_it_lacks(here, capsys):

@@ -167,8 +167,6 @@ def test_a_kernel_is_forced_and_an_unknown_one_is_a_mistake_of_the_users(planned
         ({"head_dim": 192, "value_dim": 192}, "auto", (9, 0), "192 only with values of 128"),
         ({"head_dim": 96, "value_dim": 96}, "auto", (9, 0), "has head dimensions 64 or 128 or 192 or 256, not 96"),
         ({"align": "top_left"}, "auto", (9, 0), "set align=bottom_right"),
-        ({"chunk": 4}, "auto", (9, 0), "has no chunks"),
-        ({"dtype": "float32"}, "auto", (9, 0), "computes bfloat16 or float16"),
         ({"head_dim": 576, "value_dim": 512}, "auto", (9, 0), "takes latent keys of 576 with values of 512 alone"),
         ({"latent": True}, "auto", (9, 0), "takes latent keys of 576 with values of 512 alone"),
         ({"head_dim": 576, "value_dim": 512, "latent": True}, "auto", (9, 0), None),

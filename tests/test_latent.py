@@ -15,11 +15,9 @@ from attn_exp.attention.expected import expected
 from attn_exp.attention.formula import formula, hidden_keys
 from attn_exp.attention.inputs import Inputs, make_inputs
 from attn_exp.attention.reference import reference
-from attn_exp.backends.base import Calls, calls_of, supported_passes
-from attn_exp.backends.eager import Eager
+from attn_exp.backends.base import Calls, calls_of
 from attn_exp.backends.flashmla import FlashMla
 from attn_exp.backends.flex import flex_function
-from attn_exp.backends.sdpa import Flash
 from attn_exp.backends.triton import Triton
 from attn_exp.core.case.case import Case
 from attn_exp.core.case.flops import compulsory_bytes, flops, seen_keys
@@ -129,15 +127,6 @@ def test_a_job_is_judged_on_fresh_latents(mistake: str, machine: Any) -> None:  
     assert record.status == ("ok" if mistake == "right" else "inaccurate"), record.reason
 
 
-def test_a_backward_is_unsupported_with_a_sentence(machine: Any) -> None:  # noqa: F811
-    record = measure(make_request("fakes.Honest", case()), machine)
-    assert (record.status, record.reason) == (
-        "unsupported",
-        "latent=true is measured forward only, as in decoding: set passes=[forward]",
-    )
-    assert supported_passes(Eager("eager"), case()) == ("forward",)
-
-
 @pytest.mark.parametrize("seed", range(0, 24, 6))
 def test_flex_has_them_as_tensors(seed: int) -> None:
     one = replace(random_case(seed), sink=False)
@@ -190,13 +179,10 @@ def test_flashmla_gets_pages_and_a_plan(changes: dict[str, Any], monkeypatch: py
         (FlashMla, {"kv_len": 100}, "has pages of 64 keys: set a kv_len that is a multiple, not 100"),
         (FlashMla, {"head_dim": 576, "value_dim": 576}, "576 only with values of 512"),
         (FlashMla, {"head_dim": 128, "value_dim": 64}, "takes different head dimensions only of 576 and 512"),
-        (FlashMla, {"dtype": "float32"}, "computes bfloat16 or float16"),
-        (FlashMla, {"window": 5}, "has no sliding window"),
         (FlashMla, PAGED, None),
         (FlashMla, {"page_size": 16}, "has pages of 64 keys, not 16: set page_size=64"),
         (Triton, {}, "has head dimensions up to 256, not 576"),
         (Triton, {"head_dim": 192, "value_dim": 128}, None),
-        (Flash, {}, "has no latent values: set latent=false"),
     ],
 )
 def test_a_refusal_of_latent_is_said(backend: Any, changes: dict[str, Any], says: str | None, monkeypatch: Any) -> None:

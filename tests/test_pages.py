@@ -20,7 +20,6 @@ from attn_exp.backends.fa2 import FlashAttention2
 from attn_exp.backends.flashinfer import FlashInfer
 from attn_exp.backends.supports import Supports
 from attn_exp.backends.triton import Triton
-from attn_exp.backends.varlen import Varlen
 from attn_exp.core.case.case import Case
 from attn_exp.core.case.features import PAGES
 from attn_exp.core.case.flops import compulsory_bytes, flops
@@ -248,7 +247,6 @@ REQUESTS = replace(LIBRARY, batch=1, lengths=(1, 7), kv_lengths=(300, 20), q_len
         (FlashAttention2, REQUESTS, "has no paged cache of packed sequences: set lengths=null, or cache=contiguous"),
         (FlashInfer, REQUESTS, None),
         (Triton, REQUESTS, None),
-        (Varlen, REQUESTS, "has no paged cache: set cache=contiguous"),
     ],
 )
 def test_some_backends_read_pages(backend: Any, one: Case, says: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,12 +255,10 @@ def test_some_backends_read_pages(backend: Any, one: Case, says: str | None, mon
     assert said is None if says is None else says in str(said)
 
 
-def test_a_case_is_typed_with_its_pages_and_who_has_none_says_so() -> None:
+def test_a_case_is_typed_with_its_pages_and_other_sizes_are_refused() -> None:
     one = case(page_size=64)
     assert "page_size=64" in case_words(one, "") and one.label().endswith(" page64")
     assert Example(case=one, backward=False).fields["page_size"] == 64
-    supports = Supports(devices=("cpu",), dtypes=("float32",))
-    assert "has no paged cache: set cache=contiguous" in str(supports.refusal(one, "cpu"))
-    some = replace(supports, features=("paged",), page_sizes=(16, 32))
+    some = Supports(devices=("cpu",), dtypes=("float32",), features=("paged",), page_sizes=(16, 32))
     assert some.refusal(one, "cpu") == "has pages of 16 or 32 keys, not 64: set page_size=16"
     assert some.refusal(case(page_size=32), "cpu") is None

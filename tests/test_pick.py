@@ -13,7 +13,7 @@ import sweeps
 from inprocess import typed
 
 from attn_exp.comparison.picks import pick
-from attn_exp.core.dispatch.table import Chooser, read_table, write_table
+from attn_exp.core.dispatch_table import Chooser, read_table, write_table
 from attn_exp.core.errors import UserError
 from attn_exp.core.record.request import Compile
 

@@ -89,14 +89,15 @@ def test_the_words_stand_where_readers_look(tmp_path):
 def test_compare_and_its_report_have_the_words(tmp_path):
     from attn_exp import compare
     from attn_exp.comparison.pages import page
-    from attn_exp.core.sheet.render import csv_text as rows
+    from attn_exp.core.sheet import FORMATS
     from attn_exp.core.sheet.render import text_of
 
     pair = disagreements((rounds(100.0), block(120.0)))
     records = [sweeps.job("flash", bwd_us=None), sweeps.job("cudnn", 90.0, bwd_us=None)]
     records[0] = replace(records[0], passes={"forward": replace(records[0].passes["forward"], disagreements=pair)})
     shown = page(compare(sweeps.sweep(tmp_path / "s", records)))
-    for text in (text_of(shown), text_of(shown, "html"), text_of(shown, "markdown"), rows(shown)):
+    for form in FORMATS:
+        text = text_of(shown, form)
         assert "kernel has 120.0 us and device 100.0 us, 20.0 % more" in " ".join(text.split())
 
 

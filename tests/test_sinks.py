@@ -15,8 +15,6 @@ from attn_exp.attention.reference import reference
 from attn_exp.attention.scores import sinks_of
 from attn_exp.attention.verdict import verdict
 from attn_exp.backends.base import calls_of
-from attn_exp.backends.eager import Eager
-from attn_exp.backends.supports import Supports
 from attn_exp.core.case.case import Case
 from attn_exp.core.case.flops import compulsory_bytes, flops
 
@@ -125,9 +123,3 @@ def test_sinks_cost_bytes_and_no_products() -> None:
         assert flops(one, direction) == flops(without, direction)
         more = compulsory_bytes(one, direction, saves_lse=True) - compulsory_bytes(without, direction, saves_lse=True)
         assert more == numbers * 2 * one.q_heads
-
-
-def test_backends_without_sinks_say_so() -> None:
-    refusal = Supports(devices=("cpu",), dtypes=("float32",)).refusal(case(), "cpu")
-    assert refusal is not None and "has no sinks: set sink=false" in refusal
-    assert Eager("eager").unsupported(case(), "cpu") is None

@@ -85,8 +85,6 @@ def test_it_computes_what_a_case_says(case, planned):
         ({}, None),
         ({"latent": True}, "takes latent keys of 576 with values of 512 alone"),
         ({"head_dim": 576, "value_dim": 512}, "takes latent keys of 576 with values of 512 alone"),
-        ({"cache_dtype": "fp8", "page_size": 16}, "has no fp8 cache"),
-        ({"sink": True}, "has no sinks"),
     ],
 )
 def test_it_says_what_it_does_not_compute(changes, words, monkeypatch):

@@ -19,7 +19,8 @@ from attn_exp.core.host.nvml import visible_gpus
 from attn_exp.core.record.file import FILE_NAME, write_record
 from attn_exp.core.record.record import Record
 from attn_exp.core.record.request import Request
-from attn_exp.core.sheet.grid import html_table
+from attn_exp.core.sheet.sheet import sheet_of
+from attn_exp.core.sheet.web import html_table
 from attn_exp.core.text import figures, half_text
 from attn_exp.results.result import Result, result_of
 from attn_exp.results.table import job_line
@@ -86,7 +87,7 @@ class Timed:
             for direction in (self.record.passes if self.status == "ok" else ())
             for half in (self.metrics.get(f"{direction}/time_half_width"),)
         ]
-        return html_table(repr(self), rows, total=len(rows))
+        return html_table(repr(self), sheet_of(rows))
 
 
 @dataclass(frozen=True, kw_only=True)

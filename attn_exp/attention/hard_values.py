@@ -23,7 +23,7 @@ import torch
 
 from attn_exp.attention import hard_rows
 from attn_exp.attention.hard_rows import Channels, Role, Rows, Treatment
-from attn_exp.attention.inputs import Inputs, Scales, make_inputs, quantised
+from attn_exp.attention.inputs import Inputs, make_inputs, quantised
 from attn_exp.attention.pages import as_cached
 from attn_exp.attention.scores import biased
 from attn_exp.core.case.case import E4M3, INT8, NORMAL, Case
@@ -116,12 +116,17 @@ def draw(kind: str, case: Case, generator: torch.Generator, *, like: Inputs) -> 
 
     Rows of the batch after the fourth repeat the first four.
     """
-    chosen = _without(KINDS[kind], (*_NEGATIVE, *_LARGE) if biased(case) else _NEGATIVE if case.sink else ())
+    unfit = (*_NEGATIVE, *_LARGE) if biased(case) else _NEGATIVE if case.sink else ()
+    kept = tuple(treatment for treatment in KINDS[kind].treatments if treatment not in unfit)
+    chosen = replace(KINDS[kind], treatments=kept or (hard_rows.normal,))
     made = tuple(torch.empty_like(tensor.detach()) for tensor in (*like.qkv, like.d_out_bhsd))
     channels = _channels(case, chosen, generator, like.q_bhsd.device)
     distinct = min(case.batch, _DISTINCT)
     for name, whole, numbers in zip(_NAMES, made, _rows(case, distinct, chosen, channels, generator), strict=True):
-        by_row = _in_dtype(numbers.unflatten(0, (distinct, -1)), whole.dtype, like.scales, name)
+        numbers = numbers.unflatten(0, (distinct, -1))
+        by_row = (
+            numbers.to(whole.dtype) if like.scales is None else quantised(numbers, getattr(like.scales, name)).codes
+        )
         for first in range(0, case.batch, distinct):
             whole[first : first + distinct] = by_row[: case.batch - first]
     q, k, v, d_out = made
@@ -137,19 +142,7 @@ _NEGATIVE = (hard_rows.negative, hard_rows.flat_negative, hard_rows.abyss)
 _LARGE = (hard_rows.positive, hard_rows.needle, hard_rows.edges)
 
 
-def _without(kind: Kind, treatments: tuple[Treatment, ...]) -> Kind:
-    """Return a kind without some treatments; rows are normal if none is left."""
-    kept = tuple(treatment for treatment in kind.treatments if treatment not in treatments)
-    return replace(kind, treatments=kept or (hard_rows.normal,))
-
-
 _NAMES = ("q", "k", "v", "d_out")
-
-
-def _in_dtype(numbers: torch.Tensor, dtype: torch.dtype, scales: Scales | None, name: str) -> torch.Tensor:
-    if scales is not None:
-        return quantised(numbers, getattr(scales, name)).codes
-    return numbers.to(dtype)
 
 
 def _channels(case: Case, kind: Kind, generator: torch.Generator, device: torch.device) -> Channels:

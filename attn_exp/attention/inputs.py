@@ -217,7 +217,11 @@ def make_inputs(case: Case, device: str, seed: int, *, with_gradients: bool) -> 
     for of_keys in (k, v):
         as_cached(case, of_keys)
     sinks = sinks_of(case, q.device)
-    made = _codes(q, k, v, d_out) if case.in_codes else Inputs(q, k, v, d_out, sink=sinks, latent=case.latent)
+    made = Inputs(q, k, v, d_out, sink=sinks, latent=case.latent)
+    if case.in_codes:
+        of_q, of_k, of_v, of_d_out = map(quantised, (q, k, v, d_out))
+        scales = Scales(of_q.scale, of_k.scale, of_v.scale, of_d_out.scale)
+        made = Inputs(of_q.codes, of_k.codes, of_v.codes, of_d_out.codes, scales)
     for tensor in made.leaves:
         tensor.requires_grad_(with_gradients)
     return with_room(case, made.laid_out(case.layout))
@@ -250,12 +254,6 @@ def paged(case: Case, inputs: Inputs) -> Inputs:
 def sinks_in(case: Case, inputs: Inputs) -> torch.Tensor | None:
     """Return the sinks that a backend computes with: those of the inputs, or the case's where no gradient is asked."""
     return sinks_of(case, inputs.q_bhsd.device) if inputs.sink is None else inputs.sink
-
-
-def _codes(*numbers: torch.Tensor) -> Inputs:
-    q, k, v, d_out = (quantised(tensor) for tensor in numbers)
-    scales = Scales(q.scale, k.scale, v.scale, d_out.scale)
-    return Inputs(q.codes, k.codes, v.codes, d_out.codes, scales)
 
 
 def _laid_out(tensor_bhsd: torch.Tensor, layout: str) -> torch.Tensor:

@@ -62,13 +62,12 @@ def measured_tolerances(case: Case, inputs: Inputs, *, with_gradients: bool) -> 
     least = FACTOR * score_rounding(part, on_part)
     few = part.batch * part.q_heads * part.q_len < FEW_ROWS
     slacks = {name: 2.0 if few else 1.0 if name == "out" else _SLACK_OF_GRADIENTS for name in exact}
-    made = {name: _on_hard_values(plain[name], fused[name], least, slacks[name]) for name in exact}
+    made = {}
+    for name, slack in slacks.items():
+        relative = slack * max(plain[name].relative, fused[name].relative, least)
+        worst_row = slack * max(plain[name].worst_row, fused[name].worst_row)
+        made[name] = Tolerance(relative, max(worst_row, WORST_ROW_FACTOR * relative))
     return made | {"out": _with_lost_rows(case, made["out"], (rounded["out"], otherwise["out"]), exact["out"])}
-
-
-def _on_hard_values(plain: Tolerance, fused: Tolerance, least: float, slack: float) -> Tolerance:
-    relative = slack * max(plain.relative, fused.relative, least)
-    return Tolerance(relative, max(slack * plain.worst_row, slack * fused.worst_row, WORST_ROW_FACTOR * relative))
 
 
 def _with_lost_rows(case: Case, whole: Tolerance, rounded: tuple[torch.Tensor, ...], exact: torch.Tensor) -> Tolerance:

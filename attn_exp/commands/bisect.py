@@ -1,5 +1,6 @@
 """`attn-exp bisect`: finds the version of a package that made a case slower."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -66,7 +67,7 @@ def _search(options: BisectOptions, versions: "Packages", *, canary: bool) -> in
     from attn_exp.bisect.measuring import SideBySide
     from attn_exp.bisect.search import search
     from attn_exp.core.host.nvml import visible_gpus
-    from attn_exp.execution.gpus import lease
+    from attn_exp.execution.gpus import leased
 
     gpus, direction = visible_gpus(), options.pass_
     requests = _requests(options, gpus, canary=canary)
@@ -75,24 +76,16 @@ def _search(options: BisectOptions, versions: "Packages", *, canary: bool) -> in
     digest = hashlib.sha256(json.dumps(question).encode()).hexdigest()[:8]
     folder = options.state or Path(f"bisects/{versions.package}-{digest}")
     side_by_side = SideBySide(versions, requests, direction, folder, question)
-    held = None
-    if device == "cuda":
-        held = lease(gpus, lambda text: print(text, file=sys.stderr))
-        os.environ["CUDA_VISIBLE_DEVICES"] = held.gpu.uuid
     count = len(versions.names)
     steps = max(1, (count - 1).bit_length())
     print(f"{count} versions, about {steps} steps; the good one beside each; kept in {folder}", flush=True)
-    try:
+    with leased(device, gpus, os.environ, lambda text: print(text, file=sys.stderr)), contextlib.closing(side_by_side):
         answer = search(
             count,
             side_by_side.measure,
             options.margin,
             lambda index, text: print(f"{versions.label(index)}: {text}", flush=True),
         )
-    finally:
-        side_by_side.close()
-        if held is not None:
-            held.release()
     print(sentence(answer, versions), flush=True)
     return 0 if answer.kind == "found" else UNDECIDED
 

@@ -27,40 +27,33 @@ def run(options: DoctorOptions) -> int:
     from attn_exp.config.request import resolve_device
     from attn_exp.core.host.nvml import visible_gpus
     from attn_exp.core.versions import installed_note
-    from attn_exp.execution.gpus import lease
+    from attn_exp.execution.gpus import leased
     from attn_exp.execution.worker_process import worker_variables
 
     device, gpus = resolve_device(options.device, visible_gpus())
     if note := installed_note():
         print(note, flush=True)
     environment = worker_variables(os.environ) | {STAGES: "1"}
-    held = None
-    if device == "cuda":
-        held = lease(gpus, print)
-        environment["CUDA_VISIBLE_DEVICES"] = held.gpu.uuid
-        print(f"{held.gpu.name} ({held.gpu.uuid})", flush=True)
-    line = LiveLine()
-    line.show("starting")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "attn_exp.doctor.run_checks", device], env=environment, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
-        for printed in process.stdout:
-            if printed.startswith(STAGE):
-                share, _, text = printed.removeprefix(STAGE).strip().partition(" ")
-                line.show(text, done=float(share), total=1.0)
-                continue
-            with line.aside():
-                print(at_width(printed.rstrip("\n"), sys.stdout), flush=True)
-        return process.wait()
-    finally:
-        line.close()
-        # Ctrl-C, too, must leave no process behind.
-        process.kill()
-        process.wait()
-        if held is not None:
-            held.release()
+    with leased(device, gpus, environment, print) as gpu, LiveLine() as line:
+        if gpu is not None:
+            print(f"{gpu.name} ({gpu.uuid})", flush=True)
+        line.show("starting")
+        command = [sys.executable, "-m", "attn_exp.doctor.run_checks", device]
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout is not None
+            for printed in process.stdout:
+                if printed.startswith(STAGE):
+                    share, _, text = printed.removeprefix(STAGE).strip().partition(" ")
+                    line.show(text, done=float(share), total=1.0)
+                    continue
+                with line.aside():
+                    print(at_width(printed.rstrip("\n"), sys.stdout), flush=True)
+            return process.wait()
+        finally:
+            # Ctrl-C, too, must leave no process behind.
+            process.kill()
+            process.wait()
 
 
 COMMAND = Command(

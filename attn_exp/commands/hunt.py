@@ -65,25 +65,16 @@ def run(options: HuntOptions) -> int:
         raise UserError("a hunt needs Hypothesis: pip install 'attn_exp[hunt]'")
     from attn_exp.config.request import resolve_device
     from attn_exp.core.host.nvml import visible_gpus
-    from attn_exp.execution.gpus import lease
+    from attn_exp.execution.gpus import leased
     from attn_exp.execution.worker_process import worker_variables
 
     backends = _backends(options)
     seed = secrets.randbelow(1 << 32) if options.seed is None else options.seed
     device, gpus = resolve_device(options.device, visible_gpus())
     environment = worker_variables(os.environ)
-    held = None
-    if device == "cuda":
-        held = lease(gpus, lambda text: print(text, file=sys.stderr))
-        environment["CUDA_VISIBLE_DEVICES"] = held.gpu.uuid
-    found = 0
-    try:
-        for backend in backends:
-            found += _hunt(options, backend, device, seed, environment)
-    finally:
-        if held is not None:
-            held.release()
-    return 1 if found else 0
+    with leased(device, gpus, environment, lambda text: print(text, file=sys.stderr)):
+        found = [_hunt(options, backend, device, seed, environment) for backend in backends]
+    return 1 if any(found) else 0
 
 
 def _backends(options: HuntOptions) -> list[dict[str, Any]]:

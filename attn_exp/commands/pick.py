@@ -15,7 +15,7 @@ from attn_exp.core.redaction import redacted
 from attn_exp.core.text import and_text
 
 if TYPE_CHECKING:
-    from attn_exp.core.dispatch.table import Bucket, DispatchTable
+    from attn_exp.core.dispatch_table import Bucket, DispatchTable
 
 SKIPPED = 3
 # The file that is written by default for each target.
@@ -46,7 +46,7 @@ class PickOptions(Options):
 def run(options: PickOptions) -> int:
     """Write the table and print what is in it; return the exit code."""
     from attn_exp.comparison.picks import pick
-    from attn_exp.core.dispatch.table import write_export, write_table
+    from attn_exp.core.dispatch_table import write_export, write_table
     from attn_exp.results.read import read_folder, sweep_folders
 
     target = options.target
@@ -74,7 +74,7 @@ def run(options: PickOptions) -> int:
 
 def summary(table: "DispatchTable") -> list[str]:
     """Return for each mode what is picked in how many shapes."""
-    from attn_exp.core.dispatch.table import MODES
+    from attn_exp.core.dispatch_table import MODES
 
     facts = table.fingerprint
     lines = [f"dispatch table for {facts.get('gpu') or facts.get('cpu')}, torch {facts['torch']}"]

@@ -13,14 +13,13 @@ from attn_exp.comparison.comparison import Comparison
 from attn_exp.comparison.history import History, compare_history
 from attn_exp.comparison.ratio import Spreads
 from attn_exp.comparison.rivals import Rivals, compare_rivals
-from attn_exp.comparison.settled import Settlements
+from attn_exp.comparison.settled import Settlements, read_duels
 from attn_exp.core.case.filter import Filter, typed_lists
 from attn_exp.core.errors import UserError
 from attn_exp.core.stats.paired import MARGIN_FLOOR
 from attn_exp.results.baselines import runs_of
 from attn_exp.results.calibration import device_key, margin_for
 from attn_exp.results.cell import Cell, cells_of, metric_of
-from attn_exp.results.duels import read_duels
 from attn_exp.results.fields import FIELDS, distinct, fields, getter, sortable
 from attn_exp.results.read import Sweep, read_folder, sweep_folders
 from attn_exp.results.result import Result, by_options, by_source

@@ -4,14 +4,13 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from attn_exp.comparison.columns import case_part, case_values
 from attn_exp.comparison.join import WAYS
-from attn_exp.comparison.page_parts import case_part, case_values
 from attn_exp.comparison.ranking import Ranking, by_group, winners
 from attn_exp.comparison.ratio import geometric_mean
 from attn_exp.core.record.metrics import metric_named
 from attn_exp.core.record.status import STATUSES
-from attn_exp.core.sheet.grid import MARK
-from attn_exp.core.sheet.sheet import Column, Sheet
+from attn_exp.core.sheet.sheet import MARK, Column, Sheet
 from attn_exp.core.text import printable
 from attn_exp.results.cell import ChosenMetric
 from attn_exp.results.result import Result

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from attn_exp.comparison.columns import case_part, case_values
 from attn_exp.comparison.comparison import Comparison, case_order, summarize_sweep
 from attn_exp.comparison.environment import differences
 from attn_exp.comparison.join import Pair, joined, nothing_in_common, run_key
-from attn_exp.comparison.page_parts import case_part, case_values
 from attn_exp.comparison.ratio import Spreads, gain, uncertainty
 from attn_exp.core.errors import UserError
 from attn_exp.core.record.flags import flag_marks

@@ -9,8 +9,8 @@ from attn_exp.comparison.environment import Difference, environment_summary
 from attn_exp.core.case.case import PASSES, Case
 from attn_exp.core.case.fields import case_columns
 from attn_exp.core.frames import frame
-from attn_exp.core.sheet.grid import FIRST_ROWS, html_table
 from attn_exp.core.sheet.sheet import Sheet
+from attn_exp.core.sheet.web import html_table
 from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.fields import sortable
 from attn_exp.results.read import Sweep
@@ -66,8 +66,7 @@ class Comparison(ABC):
         return f"<{type(self).__name__} of {names} by {self.metric}: {count} {'row' if count == 1 else 'rows'}>"
 
     def _repr_html_(self) -> str:
-        sheet = self.sheet()
-        return html_table(repr(self), sheet.texts(FIRST_ROWS), total=len(sheet.rows))
+        return html_table(repr(self), self.sheet())
 
     def to_frame(self) -> "pandas.DataFrame":
         """Return the rows as a pandas DataFrame: the columns of `format=csv`, with numbers as numbers.

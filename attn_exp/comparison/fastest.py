@@ -122,7 +122,12 @@ class Answer:
     def headline(self) -> list[str]:
         """Return who is fastest; then what that cannot be trusted below, and another order by the timer `event`."""
         verdict = [self._fastest()] if self.won else []
-        return [*filter(None, [self.noise, *verdict, self.doubt]), *self._eager_line()]
+        eager = ""
+        if self.eager:
+            each = sorted(self.eager.items(), key=lambda entry: -entry[1])
+            faster = and_text([f"{label} is fastest in {count}" for label, count in each])
+            eager = f"In eager PyTorch, where Python launches each call, {faster} of {self.eager_rows} rows."
+        return [*filter(None, [self.noise, *verdict, self.doubt, eager])]
 
     def next_step(self) -> tuple[str, str]:
         """Return what is too close to call, and the command that decides it; both are empty if nothing is."""
@@ -162,14 +167,6 @@ class Answer:
         for part in parts:
             line += f"; {part}" if len(line) + len(part) + 2 <= _LONGEST else ""
         return line
-
-    def _eager_line(self) -> list[str]:
-        if not self.eager:
-            return []
-        each = [
-            f"{label} is fastest in {count}" for label, count in sorted(self.eager.items(), key=lambda entry: -entry[1])
-        ]
-        return [f"In eager PyTorch, where Python launches each call, {and_text(each)} of {self.eager_rows} rows."]
 
 
 def winners_of(rows: Iterable[Ranking], metric: ChosenMetric, spreads: Spreads) -> list[Winners]:

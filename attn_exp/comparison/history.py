@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from attn_exp.comparison.columns import case_part, case_values
 from attn_exp.comparison.comparison import Comparison, case_order, summarize_sweep
 from attn_exp.comparison.environment import Difference, differences
 from attn_exp.comparison.join import latest, method_key
-from attn_exp.comparison.page_parts import case_part, case_values
 from attn_exp.comparison.ratio import Spreads
 from attn_exp.core.errors import UserError
 from attn_exp.core.sheet.sheet import Column, Sheet, Tone, written

@@ -1,24 +1,24 @@
-"""Pages: sheets, lines and notes of each kind of comparison, for all output formats."""
+"""Pages: sheets, lines and notes of each kind of comparison, for all output formats, and a sweep's in brief."""
 
+import time
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
 
 from attn_exp.comparison.changes import Changes
+from attn_exp.comparison.columns import shared_values
 from attn_exp.comparison.comparison import Comparison
 from attn_exp.comparison.history import History, Trend
-from attn_exp.comparison.page_parts import (
-    about_part,
-    day,
-    detailed,
-    differing_notes,
-    duels_sheet,
-    head_lines,
-    reasons,
-    shared_line,
-    shared_values,
-)
 from attn_exp.comparison.rivals import Rivals
-from attn_exp.core.record.flags import flag_notes
-from attn_exp.core.sheet.sheet import Column, Headline, Page, Sheet, of_all, split, written
+from attn_exp.core.record.flags import FLAGS, flag_notes
+from attn_exp.core.sheet.render import markdown_text, sheet_markdown
+from attn_exp.core.sheet.sheet import MARK, Column, Headline, Page, Sheet, Tone, of_all, split, written
+from attn_exp.core.text import printable
+from attn_exp.results.cell import Cell
+from attn_exp.results.duel_command import Duel
+from attn_exp.results.read import counted_of
+from attn_exp.results.result import Result
 from attn_exp.results.table import opinion_notes
 
 _FEWER = "means over fewer cases may leave out the slow ones"
@@ -27,11 +27,7 @@ _FEWER = "means over fewer cases may leave out the slow ones"
 def rivals_page(rivals: Rivals) -> Page:
     """Return the page of a sweep's backends, ranked case by case."""
     shared = shared_values([row.cell for row in rivals.rows])
-    sheets = [
-        rivals.sheet(),
-        *_means_sheet(rivals),
-        *duels_sheet(rivals.ties, "ties", "too close to call; a duel would decide:"),
-    ]
+    sheets = [rivals.sheet(), *_means_sheet(rivals), *_ties_sheet(rivals.ties)]
     about = about_part(rivals) | {
         "kind": "rivals",
         "baseline": rivals.baseline,
@@ -52,12 +48,12 @@ def rivals_page(rivals: Rivals) -> Page:
         *rivals.notes,
         *([_FEWER] if any(mean.n < mean.cases for mean in rivals.means) else ()),
         *differing_notes(rivals),
-        *flag_notes(flag for row in rivals.rows for flag in row.cell.result.flags),
-        *opinion_notes(row.cell.result for row in rivals.rows),
-        *reasons([row.cell for row in rivals.rows]),
+        *_row_notes([row.cell for row in rivals.rows]),
     ]
     headline = _headline(rivals)
-    lines = (*head_lines(rivals), *_pooled(rivals), shared_line(shared))
+    count, runs = sum(one.records for one in rivals.sweeps), len(rivals.sweeps)
+    pooled = f"{count} records of {runs} sweeps are pooled; against=SWEEP compares one with another"
+    lines = (*head_lines(rivals), pooled if runs > 1 else "", shared_line(shared))
     return Page(about, lines, tuple(sheets), tuple(notes), headline=headline)
 
 
@@ -70,16 +66,14 @@ def end_page(rivals: Rivals) -> Page:
     return Page({}, lines, (), notes, headline=_headline(rivals))
 
 
+def _row_notes(cells: Sequence[Cell]) -> list[str]:
+    """Return what flags mean, which timers disagree, and why cells have no value."""
+    results = [cell.result for cell in cells]
+    return [*flag_notes(flag for one in results for flag in one.flags), *opinion_notes(results), *reasons(cells)]
+
+
 def _headline(rivals: Rivals) -> Headline:
     return Headline(tuple(rivals.answer.headline()), (), *rivals.answer.next_step(), rivals.table)
-
-
-def _pooled(rivals: Rivals) -> list[str]:
-    """Return that records of several sweeps are ranked together."""
-    if len(rivals.sweeps) < 2:
-        return []
-    count = sum(one.records for one in rivals.sweeps)
-    return [f"{count} records of {len(rivals.sweeps)} sweeps are pooled; against=SWEEP compares one with another"]
 
 
 def _means_sheet(rivals: Rivals) -> list[Sheet]:
@@ -119,9 +113,7 @@ def changes_page(changes: Changes) -> Page:
         *changes.notes,
         f"equivalent: a difference of {100 * changes.margin:g} % or more is ruled out (margin=)",
         *(differing_notes(changes) or ["environment: no difference is recorded"]),
-        *flag_notes(flag for row in changes.rows for flag in row.cell.result.flags),
-        *opinion_notes(row.cell.result for row in changes.rows),
-        *reasons([row.cell for row in changes.rows]),
+        *_row_notes([row.cell for row in changes.rows]),
     ]
     counts = ", ".join(f"{count} {verdict}" for verdict, count in changes.counts.items())
     said = f"of {len(changes.rows)} cells: {counts}"
@@ -160,8 +152,199 @@ def page(comparison: Comparison) -> Page:
         own = rivals_page(comparison)
     elif isinstance(comparison, Changes):
         own = changes_page(comparison)
-    elif isinstance(comparison, History):
-        own = history_page(comparison)
     else:
-        raise TypeError(f"there is no page for {type(comparison).__name__}")
+        assert isinstance(comparison, History)
+        own = history_page(comparison)
     return detailed(own, comparison, [row.cell for row in comparison.rows])
+
+
+def detailed(page: Page, comparison: Comparison, cells: Sequence[Cell]) -> Page:
+    """Return the page with its details and the notes that they make redundant."""
+    results = list({id(cell.result): cell.result for cell in cells}.values())
+    flags = [flag for result in results for flag in result.flags]
+    sheets = [*_flags(Counter(flags)), *_statuses(cells), *_environments(comparison)]
+    redundant = [*flag_notes(flags), *reasons(cells), *differing_notes(comparison)]
+    warnings = (
+        *page.headline.warnings,
+        *_missing(comparison),
+        *_failed(results),
+        *differing_notes(comparison),
+        *comparison.broken,
+    )
+    return replace(
+        page,
+        details=tuple(sheets),
+        detailed=frozenset(redundant),
+        headline=replace(page.headline, warnings=warnings),
+        made_by=tuple(dict.fromkeys(sweep.command for sweep in comparison.sweeps if sweep.command)),
+    )
+
+
+def _missing(comparison: Comparison) -> list[str]:
+    """Return a sentence for each sweep that lacks jobs that its command is for."""
+    return [
+        f"{run.name}: {run.planned - run.records} of {run.planned} jobs have no record yet; its command measures them"
+        for run in comparison.sweeps
+        if run.planned is not None and run.planned > run.records
+    ]
+
+
+def _failed(results: Sequence[Result]) -> list[str]:
+    """Return a sentence that says how many jobs have no result."""
+    counts = Counter(result.status for result in results if result.status != "ok")
+    if not counts:
+        return []
+    each = ", ".join(f"{count} {status}" for status, count in counts.most_common())
+    return [f"{counts.total()} of {len(results)} jobs have no result ({each})"]
+
+
+def _flags(counts: Counter[str]) -> list[Sheet]:
+    if not counts:
+        return []
+    columns = (Column("flag", "flag"), Column("jobs", "jobs"), Column("says", "meaning"))
+    rows = [(name, counts[name], FLAGS.get(name, ("", ""))[1]) for name in sorted(counts)]
+    return [Sheet("flags", "flags", columns, tuple(rows))]
+
+
+_BAD: tuple[Tone, ...] = ("bad",)
+
+
+def _statuses(cells: Sequence[Cell]) -> list[Sheet]:
+    results = {id(cell.result): cell.result for cell in cells}.values()
+    counts = Counter((job.status, job.label, job.reason or "") for job in results if job.status != "ok")
+    if not counts:
+        return []
+    columns = (
+        Column("status", "status"),
+        Column("backend", "backend"),
+        Column("jobs", "jobs"),
+        Column("reason", "reason"),
+    )
+    rows = [(status, label, counts[status, label, reason], reason) for status, label, reason in sorted(counts)]
+    return [Sheet("statuses", "jobs without a result", columns, tuple(rows), _BAD * len(rows))]
+
+
+def _environments(comparison: Comparison) -> list[Sheet]:
+    """A row per property and a column per sweep; differences first."""
+    by_sweep = [dict(sweep.environment) for sweep in comparison.sweeps]
+    names = sorted({name for values in by_sweep for name in values})
+    rows = [(name, *(values.get(name, "") for values in by_sweep)) for name in names]
+    unlike = [len(set(row[1:])) > 1 for row in rows]
+    columns = (
+        Column("name", "environment"),
+        *(Column(f"sweep{index}", sweep.name) for index, sweep in enumerate(comparison.sweeps)),
+    )
+    ordered = sorted(zip(rows, unlike, strict=True), key=lambda pair: (not pair[1], pair[0][0]))
+    tones: list[Tone] = ["open" if differs else "" for _, differs in ordered]
+    return (
+        [Sheet("environment", "environment", columns, tuple(row for row, _ in ordered), tuple(tones))] if rows else []
+    )
+
+
+def _ties_sheet(ties: Sequence[Duel]) -> list[Sheet]:
+    """Return the sheet of duel commands; tables print them as lines."""
+    columns = tuple(Column(column, column) for column in ("case", "pass", "a", "b", "command"))
+    rows = tuple(
+        (duel.a.result.case.label(), duel.a.direction, duel.a.result.label, duel.b.result.label, duel.command)
+        for duel in ties
+    )
+    return [Sheet("ties", "too close to call; a duel would decide:", columns, rows)] if rows else []
+
+
+def about_part(comparison: Comparison) -> dict[str, Any]:
+    """Return what the JSON output of every page says about its sweeps."""
+    return {
+        "metric": str(comparison.metric),
+        "sweeps": [
+            {
+                "name": sweep.name,
+                "place": sweep.place,
+                "records": sweep.records,
+                "planned": sweep.planned,
+                "devices": list(sweep.devices),
+                "torch": list(sweep.versions),
+                "ended_at": day(sweep.ended_at),
+            }
+            for sweep in comparison.sweeps
+        ],
+        "differences": [asdict(difference) for difference in comparison.differences],
+        "broken": list(comparison.broken),
+    }
+
+
+def head_lines(comparison: Comparison) -> list[str]:
+    """Return a line per sweep: its name, number of records, device and date."""
+    return [
+        ", ".join(
+            [
+                f"{sweep.name}: {counted_of(sweep.records, sweep.planned, 'record')}",
+                *sweep.devices,
+                *(f"torch {version}" for version in sweep.versions),
+                day(sweep.ended_at),
+            ]
+        )
+        for sweep in comparison.sweeps
+    ]
+
+
+# Values that go without saying; the device is named beside them.
+_DEFAULTS = {"align": ("bottom_right",), "layout": ("bhsd",), "timer": ("device", "cpu"), "device": ("cuda", "cpu")}
+
+
+def shared_line(shared: dict[str, Any]) -> str:
+    """Return what all rows share, in one line, under the names that one types, without defaults."""
+    names = {name: name for name, value in shared.items() if value not in _DEFAULTS.get(name, ())}
+    for name, same in (("kv_len", "q_len"), ("kv_heads", "q_heads"), ("value_dim", "head_dim")):
+        if name in names and shared[name] == shared.get(same):
+            del names[name]
+            names |= {"q_len": "seq_len"} if same == "q_len" else {}
+    return ", ".join(
+        f"{typed} {written(shared[name], 'dtype' if name == 'dtype' else 'text')}" for name, typed in names.items()
+    )
+
+
+def differing_notes(comparison: Comparison) -> list[str]:
+    """Return a sentence for each difference between the environments."""
+    return [f"environment: {difference} (in {difference.cells} cells)" for difference in comparison.differences]
+
+
+def day(seconds: float) -> str:
+    """Format a time as date and minute in UTC; empty if unknown."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds)) if seconds else ""
+
+
+def reasons(cells: Sequence[Cell]) -> list[str]:
+    """Return a sentence for each reason why cells have no value."""
+    sentences = dict.fromkeys(
+        f"{cell.result.label} {cell.result.status}: {cell.result.reason}" for cell in cells if cell.result.reason
+    )
+    return list(sentences)
+
+
+# A description has room for a table of so many rows.
+_ROWS = 40
+
+
+def answer_in_brief(rivals: Rivals) -> str:
+    """Return the answer of a sweep as Markdown: headline, table, and the command that decides what is too close."""
+    answer = rivals.answer
+    said, command = answer.next_step()
+    parts = ["  \n".join(f"**{safe(line)}**" for line in answer.headline())]
+    if answer.won:
+        parts += [sheet_markdown(rivals.table, _ROWS), safe(rivals.table.title.replace(f"{MARK} ", "bold: "))]
+        parts.append(safe(rivals.table.note))
+    # In one paragraph: MLflow shows 100 pixels of a description, and folds the rest.
+    line = printable(command)
+    parts.append(" ".join(filter(None, [safe(said), f"`` {line} ``" if "`" in line else line and f"`{line}`"])))
+    return "\n\n".join(filter(None, parts))
+
+
+def shared_in_brief(rivals: Rivals) -> str:
+    """Return what all rows share, as Markdown; the report has the tables."""
+    shared = safe(shared_line(shared_values([row.cell for row in rivals.rows])))
+    return f"All cases: {shared}." if shared else ""
+
+
+def safe(text: str) -> str:
+    """Return text on one line that Markdown shows literally."""
+    return markdown_text(printable(text))

@@ -15,15 +15,14 @@ from attn_exp.comparison.fastest import winners_of
 from attn_exp.comparison.ranking import Ranking, by_group, is_tie
 from attn_exp.comparison.ratio import Spreads
 from attn_exp.comparison.rivals import compare_rivals
-from attn_exp.comparison.settled import Settlements
+from attn_exp.comparison.settled import Settlements, read_duels
 from attn_exp.core.case.case import Case
 from attn_exp.core.catalogue import about_backend, backend_options
-from attn_exp.core.dispatch.table import MODES, Bucket, DispatchTable, Margin, Mode, facts_of, inexpressible, normalised
+from attn_exp.core.dispatch_table import MODES, Bucket, DispatchTable, Margin, Mode, facts_of, inexpressible, normalised
 from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.files import read_whole
 from attn_exp.core.host.hardware import datasheet_peak
 from attn_exp.results.cell import Cell, ChosenMetric, cells_of
-from attn_exp.results.duels import read_duels
 from attn_exp.results.read import Sweep
 from attn_exp.results.result import Result
 

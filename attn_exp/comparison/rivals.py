@@ -9,18 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from attn_exp.comparison.answer_table import answer_table
+from attn_exp.comparison.columns import case_part, case_values, cell_values, value_columns
 from attn_exp.comparison.comparison import Comparison, SweepSummary, summarize_sweep
 from attn_exp.comparison.fastest import Answer, answer_of
 from attn_exp.comparison.join import WAYS, comparable_groups, latest
-from attn_exp.comparison.page_parts import case_part, case_values, cell_values, value_columns
 from attn_exp.comparison.ranking import Ranking, by_group, is_label, is_tie, open_pair, ranked, winners
 from attn_exp.comparison.ratio import TURNS_FLOOR, Spreads, gain, geometric_mean
 from attn_exp.comparison.settled import Settlements
 from attn_exp.core.case.case import PASSES
 from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.record.flags import flag_marks
-from attn_exp.core.sheet.grid import MARK
-from attn_exp.core.sheet.sheet import Column, Sheet, Tone, interval, split
+from attn_exp.core.sheet.sheet import MARK, Column, Sheet, Tone, interval, split
 from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.duel_command import Duel, duels
 from attn_exp.results.fields import fields, getter, sortable

@@ -21,7 +21,7 @@ from attn_exp.attention.inputs import make_inputs
 from attn_exp.backends.base import Backend, load_backend
 from attn_exp.backends.sdpa import Forced, Priority, Sdpa
 from attn_exp.core.case.case import Case
-from attn_exp.core.dispatch.table import MODES, Choice, Chooser, DispatchTable, Mode
+from attn_exp.core.dispatch_table import MODES, Choice, Chooser, DispatchTable, Mode
 from attn_exp.core.errors import UserError
 
 # PyTorch's own function, also while a dispatcher is in its place.
@@ -234,7 +234,9 @@ class Dispatcher(AbstractContextManager["Dispatcher"]):
         if choice.beyond and choice.bucket is not None:
             self._warn(case, choice)
         for label in self._ordered(choice):
-            backend = self._backend(label)
+            if label not in self._backends:
+                self._backends[label] = load_backend(self.table.backends[label])
+            backend = self._backends[label]
             if isinstance(backend, Forced | Priority):
                 return self._order((backend.choice,) if isinstance(backend, Forced) else backend.order)
             if isinstance(backend, Sdpa):
@@ -260,11 +262,6 @@ class Dispatcher(AbstractContextManager["Dispatcher"]):
         times = choice.bucket.times_us if choice.bucket is not None else {}
         slower = sorted((label for label in times if label in self._usable), key=lambda label: times[label])
         return list(dict.fromkeys([label for label in (choice.label, *slower) if label is not None]))
-
-    def _backend(self, label: str) -> Backend:
-        if label not in self._backends:
-            self._backends[label] = load_backend(self.table.backends[label])
-        return self._backends[label]
 
     def _order(self, first: Sequence[SDPBackend]) -> _Call:
         """Return SDPA with an order of its backends; those behind the first are for shapes that it refuses."""

@@ -12,7 +12,7 @@ import torch
 from attn_exp.backends.base import load_backend
 from attn_exp.backends.package import Unavailable
 from attn_exp.core.catalogue import about_backend, backend_options
-from attn_exp.core.dispatch.table import DispatchTable, facts_of, read_table
+from attn_exp.core.dispatch_table import DispatchTable, facts_of, read_table
 from attn_exp.core.errors import UserError
 from attn_exp.core.host.nvml import GpuState
 from attn_exp.dispatch.dispatcher import Dispatcher

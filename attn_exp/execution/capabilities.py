@@ -14,8 +14,8 @@ from attn_exp.config.request import named_backend
 from attn_exp.core.conf import conf_folder, read_yaml
 from attn_exp.core.errors import UserError
 from attn_exp.core.record.request import Request
-from attn_exp.core.sheet.grid import grid
-from attn_exp.core.text import plain
+from attn_exp.core.sheet.render import grid, sheet_markdown
+from attn_exp.core.sheet.sheet import Column, Sheet
 from attn_exp.execution.progress import Progress
 from attn_exp.execution.worker_process import worker_variables
 from attn_exp.results.store import done_record
@@ -26,7 +26,6 @@ _ANSWERED = (
     "import sys; sys.path.append(sys.path.pop(0)); import gc, runpy; gc.disable(); "
     "runpy.run_module(sys.argv[1], run_name='__main__', alter_sys=True)"
 )
-_WIDTHS = {"backend": 16, "version": 12, "about": 46, "can compute": 40}
 
 
 def ask(job: Request | None, own_choices: Path | None = None) -> list[dict[str, Any]]:
@@ -103,13 +102,11 @@ def configured(path: Path) -> dict[str, Any]:
 
 def table(answers: Sequence[dict[str, Any]]) -> str:
     """Return a table of all backends for a terminal of 120 columns, and why some are not available."""
-    rows = [
-        dict(zip(_WIDTHS, (one["name"], one["version"] or "-", one["about"], one["can_compute"]), strict=True))
-        for one in answers
-    ]
-    text = grid(rows, list(_WIDTHS), widths=list(_WIDTHS.values()))
+    heads = (("backend", 16), ("version", 12), ("about", 46), ("can compute", 40))
+    rows = tuple((one["name"], one["version"] or "-", one["about"], one["can_compute"]) for one in answers)
     missing = [f"{one['name']}: {one['missing']}" for one in answers if one["missing"]]
-    return "\n".join([text, "", *(["not available here:", *missing] if missing else ["all are available here"])])
+    below = ["not available here:", *missing] if missing else ["all are available here"]
+    return "\n".join([grid(_sheet(heads, rows)), "", *below])
 
 
 def verdicts(answers: Sequence[dict[str, Any]]) -> str:
@@ -117,18 +114,21 @@ def verdicts(answers: Sequence[dict[str, Any]]) -> str:
 
     What it could compute follows from what it declares, without its package or a GPU.
     """
-    rows = []
-    for one in answers:
-        why, could = one["declared"] or one["missing"] or one["refusal"], not one["declared"]
-        rows.append({"backend": one["name"], "here": plain(not why), "could": plain(could), "why not": why or ""})
-    return grid(rows, ["backend", "here", "could", "why not"], widths=[16, 4, 5, 84])
+    heads = (("backend", 16), ("here", 4), ("could", 5), ("why not", 84))
+    reasons = [one["declared"] or one["missing"] or one["refusal"] for one in answers]
+    rows = tuple((one["name"], not why, not one["declared"], why) for one, why in zip(answers, reasons, strict=True))
+    return grid(_sheet(heads, rows))
+
+
+def _sheet(heads: Sequence[tuple[str, int]], rows: tuple[tuple[Any, ...], ...]) -> Sheet:
+    return Sheet("backends", "", tuple(Column(head, head, fold=fold) for head, fold in heads), rows)
 
 
 def markdown(answers: Sequence[dict[str, Any]]) -> str:
     """Return the table of docs/backends.md, which does not depend on the machine."""
-    heads = ["backend", "what it is", "can compute", "needs"]
-    rows = [
+    heads = ("backend", "what it is", "can compute", "needs")
+    rows = tuple(
         (f"`{one['name']}`", one["about"], one["can_compute"], f"`{one['needs']}`" * bool(one["needs"]))
         for one in answers
-    ]
-    return grid([dict(zip(heads, row, strict=True)) for row in rows], heads, "pipe", literal=False)
+    )
+    return sheet_markdown(Sheet("backends", "", tuple(Column(head, head, "markdown") for head in heads), rows))

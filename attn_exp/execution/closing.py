@@ -154,9 +154,9 @@ class End:
         form, columns = self.output.format, self.output.columns
         if form == "table" and rivals is not None and rivals.answer.headline() and not columns:
             from attn_exp.comparison.pages import end_page
-            from attn_exp.core.sheet.render import table
+            from attn_exp.core.sheet.render import text_of
 
-            return "\n" + table(end_page(rivals), width=width, colour=colours(sys.stdout), limit=_ROWS_AT_THE_END)
+            return "\n" + text_of(end_page(rivals), width=width, colour=colours(sys.stdout), limit=_ROWS_AT_THE_END)
         text = rendered(results, form, width, rivals.answer.lines() if rivals else [], columns)
         return f"\n{text}" if form == "table" else text
 

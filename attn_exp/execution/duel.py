@@ -23,7 +23,8 @@ from attn_exp.core.record.metrics import pass_metrics, ranking_medians
 from attn_exp.core.record.record import Record
 from attn_exp.core.record.request import DUEL_NAME, Request, backend_label
 from attn_exp.core.redaction import redacted
-from attn_exp.core.sheet.grid import grid
+from attn_exp.core.sheet.render import grid
+from attn_exp.core.sheet.sheet import sheet_of
 from attn_exp.core.stats.paired import PairedComparison, compare_all
 from attn_exp.core.text import at_width, half_text, percent_text
 from attn_exp.execution.context import SweepContext, open_context
@@ -238,7 +239,7 @@ def report(records: Sequence[Record], by_pass: dict[str, list[PairedComparison]]
                 }
             )
     # A CPU has no SM clock.
-    lines += [grid(rows, [name for name in rows[0] if any(row[name] for row in rows)]), ""]
+    lines += [grid(sheet_of(rows)), ""]
     for direction, comparisons in by_pass.items():
         lines += [f"{direction:<9} {verdict_line(records, comparison)}" for comparison in comparisons]
     flags = interference(records)

@@ -4,7 +4,7 @@ import contextlib
 import os
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, MutableMapping
 from pathlib import Path
 
 from filelock import BaseFileLock, Timeout
@@ -43,6 +43,22 @@ def lease(gpus: list[GpuInfo], waiting: Callable[[str], None], limit_s: float = 
     if held is None:
         raise UserError(held_too_long(gpu, limit_s))
     return held
+
+
+@contextlib.contextmanager
+def leased(
+    device: str, gpus: list[GpuInfo], environment: MutableMapping[str, str], waiting: Callable[[str], None]
+) -> Iterator[GpuInfo | None]:
+    """Lease a GPU for a block and show only that one to processes with this environment; None on a CPU."""
+    if device != "cuda":
+        yield None
+        return
+    held = lease(gpus, waiting)
+    environment["CUDA_VISIBLE_DEVICES"] = held.gpu.uuid
+    try:
+        yield held.gpu
+    finally:
+        held.release()
 
 
 def held_too_long(gpu: GpuInfo, limit_s: float) -> str:

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from attn_exp.comparison.brief import answer_in_brief, safe, shared_in_brief
+from attn_exp.comparison.pages import answer_in_brief, safe, shared_in_brief
 from attn_exp.comparison.standing import standings
 from attn_exp.core.case.fields import typed_fields
 from attn_exp.core.catalogue import colour_of

@@ -5,7 +5,8 @@ from typing import Any
 
 from attn_exp.core.record.profile import IN_PLACE, Profile, ProfiledKernel
 from attn_exp.core.record.record import Record
-from attn_exp.core.sheet.grid import fitted
+from attn_exp.core.sheet.render import fitted
+from attn_exp.core.sheet.sheet import Column, Sheet
 from attn_exp.core.text import SHORT, WIDTH, figures
 from attn_exp.explain.rivals import short
 
@@ -13,20 +14,25 @@ from attn_exp.explain.rivals import short
 _ROWS = 8
 _LEAST_SHARE = 0.005
 _NAME = 52
-# Columns that a narrow table may omit, the least important first. Other figures are only in the files.
-_COLUMNS = (
-    *("grid", "block", "registers", "shared_memory_bytes", "occupancy_percent", "occupancy", "gap_before_us"),
-    *(
-        "tflops",
-        "gb_per_s",
-        IN_PLACE,
-        "dram_gb_per_s",
-        "dram_throughput",
-        "sm_throughput",
-        "tensor_active",
-        "l2_hit_rate",
-    ),
+# The figures of a kernel that have a column; others are only in the files.
+_FIGURES = (
+    Column("grid", "grid", spare=4),
+    Column("block", "block", spare=8),
+    Column("registers", "registers", spare=5),
+    Column("shared_memory_bytes", "shared\nbytes", spare=7),
+    Column("occupancy_percent", "occupancy\n%", spare=2),
+    Column("occupancy", "occupancy", spare=1),
+    Column("gap_before_us", "gap\nbefore"),
+    Column("tflops", "TFLOPS"),
+    Column("gb_per_s", "GB/s"),
+    Column(IN_PLACE, "in\nplace"),
+    Column("dram_gb_per_s", "DRAM\nGB/s"),
+    Column("dram_throughput", "DRAM\nshare", spare=3),
+    Column("sm_throughput", "SM\nshare"),
+    Column("tensor_active", "tensor\nshare"),
+    Column("l2_hit_rate", "L2\nhits", spare=6),
 )
+_COLUMNS = (*(Column(name, name) for name in ("pass", "kernel", "count", "us", "share")), *_FIGURES)
 _GAPS = (
     "gap before: us for which the device was idle. Tracing slows the host and the queue is empty, so gaps are longer "
     "than during timing"
@@ -35,22 +41,8 @@ _COPIES = (
     "in place: Inductor copies what these kernels write into before each call, so their us are too long and their "
     "GB/s too low"
 )
-_HEADS = {
-    "shared_memory_bytes": "shared\nbytes",
-    "occupancy_percent": "occupancy\n%",
-    "gap_before_us": "gap\nbefore",
-    "gb_per_s": "GB/s",
-    IN_PLACE: "in\nplace",
-    "dram_gb_per_s": "DRAM\nGB/s",
-    "dram_throughput": "DRAM\nshare",
-    "sm_throughput": "SM\nshare",
-    "tensor_active": "tensor\nshare",
-    "l2_hit_rate": "L2\nhits",
-    "tflops": "TFLOPS",
-}
 # Fractions of one, like `share`.
 _SHARES = ("occupancy", "dram_throughput", "sm_throughput", "tensor_active", "l2_hit_rate")
-_DISPENSABLE = ("block", "shared\nbytes", "L2\nhits", "registers", "grid", "DRAM\nshare", "occupancy\n%", "occupancy")
 
 
 def kernel_tables(record: Record) -> list[str]:
@@ -87,14 +79,13 @@ def _table(kernels: Sequence[ProfiledKernel]) -> str:
     whole: dict[str, float] = {}
     for kernel in kernels:
         whole[kernel.direction] = whole.get(kernel.direction, 0.0) + (kernel.time_us or 0.0)
-    rows, left = [], dict.fromkeys(whole, 0)
+    rows, left = list[tuple[Any, ...]](), dict.fromkeys(whole, 0)
     for direction, total in whole.items():
         own = sorted((one for one in kernels if one.direction == direction), key=lambda one: -(one.time_us or 0.0))
         shown_here = [one for one in own[:_ROWS] if one is own[0] or (one.time_us or 0.0) >= _LEAST_SHARE * total]
         left[direction] = len(own) - len(shown_here)
         rows += [_row(kernel, total) for kernel in shown_here]
-    shown = [name for name in rows[0] if any(row[name] != "" for row in rows)]
-    text, _ = fitted(rows, shown, _DISPENSABLE, WIDTH)
+    text, _ = fitted(Sheet("kernels", "", _COLUMNS, tuple(rows)), WIDTH)
     more = [
         f"and {count} shorter {'one' if count == 1 else 'ones'} in {direction}"
         for direction, count in left.items()
@@ -103,17 +94,18 @@ def _table(kernels: Sequence[ProfiledKernel]) -> str:
     return "\n".join([text, *more])
 
 
-def _row(kernel: ProfiledKernel, whole: float) -> dict[str, Any]:
-    row: dict[str, Any] = {"pass": SHORT.get(kernel.direction, kernel.direction), "kernel": short(kernel.name, _NAME)}
-    row["count"] = "" if kernel.count is None else f"{kernel.count:g}"
-    row["us"] = "" if kernel.time_us is None else figures(kernel.time_us)
-    row["share"] = f"{kernel.time_us / whole:.2f}" if kernel.time_us and whole else ""
-    for name in _COLUMNS:
-        row[_HEADS.get(name, name)] = _cell(name, kernel.figures.get(name, ""))
-    return row
+def _row(kernel: ProfiledKernel, whole: float) -> tuple[Any, ...]:
+    return (
+        SHORT.get(kernel.direction, kernel.direction),
+        short(kernel.name, _NAME),
+        None if kernel.count is None else f"{kernel.count:g}",
+        None if kernel.time_us is None else figures(kernel.time_us),
+        f"{kernel.time_us / whole:.2f}" if kernel.time_us and whole else None,
+        *(_cell(column.name, kernel.figures.get(column.name, "")) for column in _FIGURES),
+    )
 
 
-def _cell(name: str, value: float | str) -> float | str:
+def _cell(name: str, value: float | str) -> str:
     if name == IN_PLACE:
         return "yes" if value else ""
     if isinstance(value, str):

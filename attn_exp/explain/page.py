@@ -16,11 +16,11 @@ from attn_exp.core.record.flags import FLAGS
 from attn_exp.core.record.profile import FOLDER
 from attn_exp.core.record.record import Record
 from attn_exp.core.record.roofline import roof_of
-from attn_exp.core.sheet.grid import grid
+from attn_exp.core.sheet.render import grid
+from attn_exp.core.sheet.sheet import sheet_of
 from attn_exp.core.text import SHORT, WIDTH, duration, figures, filled, half_text
-from attn_exp.explain.conditions import condition_lines
+from attn_exp.explain.conditions import condition_lines, judged_lines
 from attn_exp.explain.find import Found
-from attn_exp.explain.judged import judged_lines
 from attn_exp.explain.kernel_tables import kernel_tables
 from attn_exp.explain.rivals import against_fastest, kind, main_kernel, short
 from attn_exp.results.cell import kernel_identity
@@ -92,7 +92,7 @@ def _table(results: Sequence[Result], passes: Sequence[str]) -> str:
                 value = result.metrics.get(f"{direction}/{name}")
                 row[f"{SHORT[direction]} {head}"] = "" if value is None else figures(value)
         rows.append(row)
-    return grid(rows, list(rows[0]))
+    return grid(sheet_of(rows))
 
 
 def _sum_us(result: Result) -> float:

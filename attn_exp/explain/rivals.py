@@ -71,7 +71,8 @@ def _kernels(row: Ranking, over: Ranking, direction: str) -> list[str]:
     what = kind(own)
     mine, theirs = (main_kernel(one, direction) for one in (own, other))
     if over.label in row.kernel:
-        return [f"  same kernel: both run {short(mine)}" + ", and their intervals agree" * (over.label in row.same)]
+        agree = ", and their intervals agree" * (over.label in row.same)
+        return [f"  same kernel: both run {short(mine, 68)}{agree}"]
     if mine == theirs:
         # A CPU's longest operator may be one wrapper around different implementations.
         return [f"  both spend most of their time in the same kernel, {short(mine)}"] if what == "kernel" else []

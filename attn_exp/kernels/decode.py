@@ -9,9 +9,10 @@ import functools
 
 import torch
 import triton
+import triton.language as tl
 
 from attn_exp.kernels.bounds import LOG2_E
-from attn_exp.kernels.decode_kernels import decode_kernel, decode_merge_kernel
+from attn_exp.kernels.device import load_keys
 from attn_exp.kernels.launch import padded
 
 # Queries of the heads that share a key-value head: more would not fit into the registers of one program.
@@ -23,6 +24,94 @@ _MERGED_AT_ONCE = 16
 _MOST_SPLITS = 64
 # Programs for each processor.
 _WAVES = 2
+
+
+@triton.jit(do_not_specialize=["q_len", "kv_len", "offset", "chunk"])
+def decode_kernel(
+    q, k, v, slots, parts, sums_log2, q_strides, k_strides, v_strides, kv_heads, q_len, kv_len, offset, chunk, factor,
+    GROUP: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr, CAUSAL: tl.constexpr, PAGED: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Compute one part of the keys: `parts` (heads, splits, rows, VALUE_DIM) and the logarithm of each row's sum.
+
+    Rows are the queries of the first head of a group, then those of the next. Scores of base 2 are `factor` * q kT.
+    """
+    head, split = tl.program_id(0), tl.program_id(1)
+    batch, kv_head = head // kv_heads, head % kv_heads
+    rows = tl.arange(0, BLOCK_M)
+    query, of_group = rows % q_len, rows // q_len
+    row_count = GROUP * q_len
+    dims, value_dims = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
+    first = tl.cast(batch, tl.int64) * q_strides[0] + (kv_head * GROUP + of_group).to(tl.int64) * q_strides[1]
+    q_tile = tl.load(
+        q + (first + query * q_strides[2])[:, None] + dims[None, :],
+        mask=(rows < row_count)[:, None] & (dims < DIM)[None, :],
+        other=0.0,
+    )
+    total = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    row_max = tl.full([BLOCK_M], -float("inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_M], tl.float32)
+    begin = split * chunk
+    end = tl.minimum(begin + chunk, kv_len)
+    for key in tl.range(begin, end, BLOCK_N):
+        k_tile = load_keys(k, k_strides, slots, batch, kv_head, key, kv_len, BLOCK_N, BLOCK_D, DIM, False, PAGED)
+        v_tile = load_keys(v, v_strides, slots, batch, kv_head, key, kv_len, BLOCK_N, BLOCK_DV, VALUE_DIM, False, PAGED)
+        scores = tl.dot(q_tile, tl.trans(k_tile.to(q_tile.dtype)), input_precision="ieee") * factor
+        keys = key + tl.arange(0, BLOCK_N)
+        seen = (keys < end)[None, :]
+        if CAUSAL:
+            seen = seen & (keys[None, :] <= (query + offset)[:, None])
+        scores = tl.where(seen, scores, -float("inf"))
+        new_max = tl.maximum(row_max, tl.max(scores, 1))
+        # Until a row sees a key its maximum is -inf, and -inf - -inf is NaN.
+        shift = tl.where(new_max == -float("inf"), 0.0, new_max)
+        weights = tl.exp2(scores - shift[:, None])
+        rescale = tl.exp2(row_max - shift)
+        row_sum = row_sum * rescale + tl.sum(weights, 1)
+        row_max = new_max
+        weights = weights.to(q_tile.dtype)
+        total = tl.dot(weights, v_tile.to(q_tile.dtype), total * rescale[:, None], input_precision="ieee")
+    blind = row_sum == 0.0
+    row_sum = tl.where(blind, 1.0, row_sum)
+    part = (tl.cast(head, tl.int64) * tl.num_programs(1) + split) * row_count + rows
+    stored = (rows < row_count)[:, None] & (value_dims < VALUE_DIM)[None, :]
+    tl.store(parts + part[:, None] * VALUE_DIM + value_dims[None, :], total / row_sum[:, None], mask=stored)
+    tl.store(sums_log2 + part, tl.where(blind, -float("inf"), row_max + tl.log2(row_sum)), mask=rows < row_count)
+
+
+@triton.jit(do_not_specialize=["q_len", "splits"])
+def decode_merge_kernel(
+    parts, sums_log2, out, out_strides, kv_heads, q_len, splits, v_scale,
+    GROUP: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    """Merge the parts of one row into `out`; zeros for a query that sees no key."""
+    row_count = GROUP * q_len
+    head, row = tl.program_id(0) // row_count, tl.program_id(0) % row_count
+    value_dims = tl.arange(0, BLOCK_DV)
+    total = tl.zeros([BLOCK_DV], tl.float32)
+    largest = tl.full([], -float("inf"), tl.float32)
+    weight = tl.zeros([], tl.float32)
+    for begin in tl.range(0, splits, BLOCK_S):
+        split = begin + tl.arange(0, BLOCK_S)
+        part = (tl.cast(head, tl.int64) * splits + split) * row_count + row
+        sums = tl.load(sums_log2 + part, mask=split < splits, other=-float("inf"))
+        tile = tl.load(
+            parts + part[:, None] * VALUE_DIM + value_dims[None, :],
+            mask=(split < splits)[:, None] & (value_dims < VALUE_DIM)[None, :],
+            other=0.0,
+        )
+        new_largest = tl.maximum(largest, tl.max(sums, 0))
+        shift = tl.where(new_largest == -float("inf"), 0.0, new_largest)
+        weights = tl.exp2(sums - shift)
+        rescale = tl.exp2(largest - shift)
+        total = total * rescale + tl.sum(weights[:, None] * tile, 0)
+        weight = weight * rescale + tl.sum(weights, 0)
+        largest = new_largest
+    total = total * (v_scale / tl.where(weight == 0.0, 1.0, weight))
+    batch, q_head = head // kv_heads, head % kv_heads * GROUP + row // q_len
+    first = tl.cast(batch, tl.int64) * out_strides[0] + tl.cast(q_head, tl.int64) * out_strides[1]
+    place = out + first + row % q_len * out_strides[2] + value_dims
+    tl.store(place, total.to(out.dtype.element_ty), mask=value_dims < VALUE_DIM)
 
 
 @functools.cache

@@ -14,10 +14,9 @@ from attn_exp.comparison.rivals import Rivals
 from attn_exp.core.errors import UserError
 from attn_exp.core.sheet.sheet import Picture
 from attn_exp.plots.data import one_each
-from attn_exp.plots.dots import accuracy_chart
 from attn_exp.plots.heatmap import heatmap_chart
 from attn_exp.plots.lengths import bandwidth_chart, lengths_chart
-from attn_exp.plots.roofline import roofline_chart
+from attn_exp.plots.roofline import accuracy_chart, roofline_chart
 from attn_exp.plots.samples import samples_chart
 from attn_exp.plots.style import MISSING, Chart, available, svg
 

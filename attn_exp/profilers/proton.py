@@ -39,7 +39,9 @@ class Proton:
             raise Unavailable("proton needs an NVIDIA GPU: use profiler=torch on a CPU")
         PACKAGE.load()
         profile = self._apart(subject, "ProtonPasses")
-        return self._with_lines(subject, profile) if profile.kernels and self.lines and _of_triton(subject) else profile
+        # Triton compiles some of the job's kernels: the backend declares it, or Inductor generates them.
+        of_triton = getattr(subject.backend, "generates_triton", False) or subject.request.compile.mode != "none"
+        return self._with_lines(subject, profile) if profile.kernels and self.lines and of_triton else profile
 
     def _apart(self, subject: Subject, profiler: str) -> Profile:
         return profile_apart(subject, {"_target_": f"{__name__}.{profiler}", "name": self.name, "calls": self.calls})
@@ -161,8 +163,3 @@ def _run_passes(proton: Any, subject: Subject, calls: int) -> None:
                 with proton.scope(direction, sizes):
                     call()
             synchronize(subject.device)
-
-
-def _of_triton(subject: Subject) -> bool:
-    """Whether Triton compiles some of the job's kernels: the backend declares it, or Inductor generates them."""
-    return getattr(subject.backend, "generates_triton", False) or subject.request.compile.mode != "none"

@@ -15,7 +15,8 @@ from attn_exp.core.frames import frame
 from attn_exp.core.record.file import FILE_NAME
 from attn_exp.core.record.record import Record
 from attn_exp.core.redaction import redacted
-from attn_exp.core.sheet.grid import FIRST_ROWS, html_table
+from attn_exp.core.sheet.sheet import sheet_of
+from attn_exp.core.sheet.web import html_table
 from attn_exp.core.text import SHORT, figures
 from attn_exp.results.cell import passes_shown
 from attn_exp.results.result import Result, decode, named
@@ -57,9 +58,9 @@ class Sweep:
                 f"{SHORT[direction]} us": figures(us) if (us := result.metrics.get(f"{direction}/time_us")) else ""
                 for direction in passes
             }
-            for result in named(self.results[:FIRST_ROWS])
+            for result in named(self.results)
         ]
-        return html_table(repr(self), rows, total=len(self.results))
+        return html_table(repr(self), sheet_of(rows))
 
     @property
     def when(self) -> float:

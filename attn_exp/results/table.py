@@ -1,7 +1,9 @@
 """Tables of results: the line of one job, a sweep's table, and its CSV. `Session._finish` calls `write_tables`."""
 
 import contextlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ from attn_exp.core.files import write_whole
 from attn_exp.core.record.checked import yes_or_no
 from attn_exp.core.record.flags import flag_marks, flag_notes
 from attn_exp.core.record.metrics import METRICS, metric_named
-from attn_exp.core.sheet.grid import csv_of, fitted, grid, json_of
+from attn_exp.core.sheet.render import fitted, json_of, sheet_csv, sheet_markdown
+from attn_exp.core.sheet.sheet import Column, Sheet, sheet_of, split
 from attn_exp.core.source import commit
 from attn_exp.core.text import SHORT, WIDTH, figures, filled, flat, half_text, plain, word
 from attn_exp.results.cell import passes_shown
@@ -30,6 +33,7 @@ _PAGE_COLUMNS = (
     *("label", "status", "batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "dtype", "causal", "flags"),
 )
 _PAGE_METRICS = ("time_us", "time_half_width", "tflops")
+_WAYS = ("timer", "regime", "l2", "inputs", "accumulate", "gold")
 _VERSIONS = ("cuda", "cudnn", "driver")
 # Facts of the environment that move times; a GPU's are those of its record only.
 _SETTINGS = (
@@ -95,13 +99,12 @@ def table(results: Sequence[Result], width: int = WIDTH, columns: Sequence[str] 
     shared = {
         name: rows[0][name] for name in _CASE_NAMES if name in rows[0] and len({str(row[name]) for row in rows}) == 1
     }
+    shared.pop("backend", None)  # backends are listed in every row, even if there is only one
+    rows = [{name: value for name, value in row.items() if name not in shared} for row in rows]
     if shared.get("inputs") == NORMAL:
         del shared["inputs"]
-        rows = [{name: value for name, value in row.items() if name != "inputs"} for row in rows]
-    shared.pop("backend", None)  # backends are listed in every row, even if there is only one
-    shown = [name for name in rows[0] if name not in shared and any(row[name] not in (None, "") for row in rows)]
-    by_model = [name for name in _OF_MODEL if {"model", name} <= set(shown) and _follows(rows, name)]
-    text, left_out = fitted(rows, shown, (*by_model, *_DISPENSABLE), width)
+    by_model = [name for name in _OF_MODEL if {"model", name} <= rows[0].keys() and _follows(rows, name)]
+    text, left_out = fitted(sheet_of(rows, (*by_model, *_DISPENSABLE)), width)
     devices = sorted({result.device_name for result in results})
     lines = [
         ", ".join(
@@ -117,9 +120,8 @@ def table(results: Sequence[Result], width: int = WIDTH, columns: Sequence[str] 
     if empty := [name for name in columns if name not in measured]:
         lines.append(f"no job has {', '.join(empty)}: attn-exp explain says why")
     if left_out:
-        names = ", ".join(" ".join(name.split()) for name in left_out)
-        lines.append(f"omitted to fit the width: {names}; table.csv has these columns")
-    if any(name.endswith("+-%") for name in shown if name not in left_out):
+        lines.append(f"omitted to fit the width: {', '.join(left_out)}; table.csv has these columns")
+    if "+-%" in text:
         lines.append("+-%: half-width of the 95 % confidence interval across rounds")
     lines += flag_notes(flag for result in results for flag in result.flags)
     lines += opinion_notes(_ordered(results))
@@ -132,25 +134,64 @@ def _follows(rows: Sequence[dict[str, Any]], name: str) -> bool:
     return len({(row["model"], str(row[name])) for row in rows}) == len({row["model"] for row in rows})
 
 
-def csv_rows(results: Sequence[Result]) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return the columns of `table.csv`, and a row per result with those that it has."""
-    passes = passes_shown(results)
-    names = [
-        *("job", "status", "reason", "backend", "label", "compile", "model", *case_columns(), "embed_dim"),
-        *("device", "timer", "regime", "l2", "inputs", "accumulate", "gold", "caches", "source", "source_commit"),
-        *("seed", "flags", "second_opinions"),
-        *(f"{direction}/{metric}" for direction in passes for metric in _metric_names(results, direction)),
-        *(f"{direction}/kernels" for direction in passes),
-        *("gpu", "gpu_uuid", "torch", *_VERSIONS, *_SETTINGS, "finished_at"),
-    ]
-    columns = frozenset(names)
-    return names, [_csv_row(result, columns) for result in _ordered(results)]
-
-
 def csv_text(results: Sequence[Result]) -> str:
     """Return one row per result with all its metrics, for spreadsheets and scripts."""
-    names, rows = csv_rows(results)
-    return csv_of(names, rows)
+    return sheet_csv(_every_column(results))
+
+
+def _every_column(results: Sequence[Result]) -> Sheet:
+    """Return the sheet of `table.csv`. Pages have only those of its columns that they have room for."""
+    passes = passes_shown(results)
+    columns, values = split(
+        (
+            (_column("job"), lambda one: one.job),
+            (_column("status"), lambda one: one.status),
+            (_column("reason"), lambda one: one.reason or ""),
+            (_column("backend"), lambda one: one.backend["name"]),
+            (_column("label"), lambda one: one.label),
+            (_column("compile"), lambda one: one.compile.mode),
+            (_column("model"), lambda one: one.model),
+            *((_column(name), partial(_of_case, name)) for name in (*case_columns(), "embed_dim")),
+            (_column("device"), lambda one: one.device),
+            *((_column(name), attrgetter(f"measuring.{name}")) for name in _WAYS),
+            (_column("caches"), lambda one: one.caches),
+            (_column("source"), lambda one: one.source.get("sha256", "")[:16]),
+            (_column("source_commit"), lambda one: commit(one.source)),
+            (_column("seed"), lambda one: one.measuring.seed),
+            (_column("flags"), lambda one: " ".join(one.flags)),
+            (_column("second_opinions"), lambda one: "; ".join(one.second_opinions)),
+            *((_column(name), partial(_metric, name)) for name in _metric_names(results, passes)),
+            *((_column(f"{side}/kernels"), partial(_kernels, side)) for side in passes),
+            *((_column(name), partial(_fact, name)) for name in ("gpu", "gpu_uuid")),
+            (_column("torch"), lambda one: one.environment.get("versions", {}).get("torch", "")),
+            *((_column(name), partial(_fact, name)) for name in (*_VERSIONS, *_SETTINGS)),
+            (_column("finished_at"), lambda one: f"{one.finished_at:.3f}"),
+        )
+    )
+    return Sheet("results", "", columns, tuple(map(values, _ordered(results))))
+
+
+def _column(name: str) -> Column:
+    on_pages = name in _PAGE_COLUMNS or name.partition("/")[2] in _PAGE_METRICS
+    return Column(name, name if on_pages else "")
+
+
+def _of_case(name: str, result: Result) -> Any:
+    value = getattr(result.case, name)
+    # True and False in files, and in Markdown as well.
+    return str(value) if isinstance(value, bool) else value
+
+
+def _metric(name: str, result: Result) -> str:
+    return f"{result.metrics[name]:.6g}" if name in result.metrics else ""
+
+
+def _kernels(side: str, result: Result) -> str:
+    return " | ".join(kernel.split("(")[0] for kernel in result.kernels.get(side, ()))
+
+
+def _fact(name: str, result: Result) -> Any:
+    return result.environment.get(name, "")
 
 
 def write_tables(results: Sequence[Result], folder: Path, columns: Sequence[str] = ()) -> list[Path]:
@@ -173,13 +214,18 @@ def table_order(result: Result) -> tuple[Any, ...]:
     return (result.model, *sizes, result.measuring.inputs, result.label, result.job)
 
 
-def _metric_names(results: Iterable[Result], direction: str) -> list[str]:
-    """Return the metrics of one pass in the order of core/record/metrics.py, unknown ones last."""
+def _metric_names(results: Iterable[Result], passes: Sequence[str]) -> list[str]:
+    """Return the metrics of each pass in the order of core/record/metrics.py, unknown ones last."""
     order = {name: index for index, name in enumerate(METRICS)}
-    names = {name for entry in METRICS.values() for name in entry.columns}
-    for result in results:
-        names.update(name.partition("/")[2] for name in result.metrics if name.startswith(f"{direction}/"))
-    return sorted(names, key=lambda name: (order.get(metric_named(name).name, len(order)), name))
+    known = {name for entry in METRICS.values() for name in entry.columns}
+    measured = {name for result in results for name in result.metrics}
+    names = measured | {f"{side}/{name}" for side in passes for name in known}
+
+    def place(name: str) -> tuple[int, int, str]:
+        side, _, own = name.partition("/")
+        return passes.index(side), order.get(metric_named(own).name, len(order)), own
+
+    return sorted((name for name in names if name.partition("/")[0] in passes), key=place)
 
 
 def _row(
@@ -226,40 +272,6 @@ def _row(
     return row
 
 
-def _csv_row(result: Result, names: Collection[str]) -> dict[str, Any]:
-    measuring, environment = result.measuring, result.environment
-    row: dict[str, Any] = {
-        "job": result.job,
-        "status": result.status,
-        "reason": result.reason or "",
-        "backend": result.backend["name"],
-        "label": result.label,
-        "compile": result.compile.mode,
-        "model": result.model,
-        "device": result.device,
-        "timer": measuring.timer,
-        "regime": measuring.regime,
-        "l2": measuring.l2,
-        "inputs": measuring.inputs,
-        "accumulate": measuring.accumulate,
-        "gold": measuring.gold,
-        "caches": result.caches,
-        "source": result.source.get("sha256", "")[:16],
-        "source_commit": commit(result.source),
-        "seed": measuring.seed,
-        "flags": " ".join(result.flags),
-        "second_opinions": "; ".join(result.second_opinions),
-        "torch": environment.get("versions", {}).get("torch", ""),
-        "finished_at": f"{result.finished_at:.3f}",
-    }
-    row |= {name: getattr(result.case, name) for name in (*case_columns(), "embed_dim")}
-    row |= {name: environment.get(name, "") for name in ("gpu", "gpu_uuid", *_VERSIONS, *_SETTINGS)}
-    for direction, kernels in result.kernels.items():
-        row[f"{direction}/kernels"] = " | ".join(kernel.split("(")[0] for kernel in kernels)
-    row |= {name: f"{value:.6g}" for name, value in result.metrics.items() if name in names}
-    return row
-
-
 def opinion_notes(results: Iterable[Result]) -> list[str]:
     """Return a sentence for each of the first pairs of timers that disagree, and how many there are beside them."""
     every = list({id(row): row for row in results if row.second_opinions}.values())
@@ -282,17 +294,12 @@ def rendered(
         return table(results, width, columns)
     if form == "csv":
         return csv_text(results).rstrip("\n")
-    columns_there, raw = csv_rows(results)
-    rows = [{name: "" if row.get(name) is None else str(row[name]) for name in columns_there} for row in raw]
+    sheet = _every_column(results)
     if form == "json":
-        whole = {
-            "answer": list(answer),
-            "results": [{name: _number(value) for name, value in row.items() if value != ""} for row in rows],
-        }
-        return json_of(whole)
-    names = [name for name in columns_there if name in _PAGE_COLUMNS or name.partition("/")[2] in _PAGE_METRICS]
-    filled = [name for name in names if any(row[name] for row in rows)]
-    return "\n\n".join(filter(None, ["  \n".join(answer), grid(rows, filled, "pipe") if rows else "no records"]))
+        rows = [{name: _number(str(value)) for name, value in row.items() if value not in (None, "")}
+                for row in sheet.dictionaries()]  # fmt: skip
+        return json_of({"answer": list(answer), "results": rows})
+    return "\n\n".join(filter(None, ["  \n".join(answer), sheet_markdown(sheet) if results else "no records"]))
 
 
 def _number(text: str) -> Any:

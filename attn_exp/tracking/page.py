@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from attn_exp.core.record.record import Record
 from attn_exp.core.record.request import Measuring
-from attn_exp.core.sheet.grid import markdown_text
+from attn_exp.core.sheet.render import markdown_text
 from attn_exp.core.text import figures, printable
 from attn_exp.results.result import Result
 from attn_exp.results.table import time_text

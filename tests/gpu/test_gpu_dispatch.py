@@ -10,7 +10,7 @@ from attn_exp import dispatch
 from attn_exp.backends.sdpa import Cudnn, Efficient, Flash, Math
 from attn_exp.backends.triton import Triton
 from attn_exp.core.case.case import Case
-from attn_exp.core.dispatch.table import Bucket, DispatchTable, facts_of, write_table
+from attn_exp.core.dispatch_table import Bucket, DispatchTable, facts_of, write_table
 from attn_exp.dispatch.load import _environment
 
 pytestmark = pytest.mark.gpu

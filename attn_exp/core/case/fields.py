@@ -67,7 +67,7 @@ def case_from_config(config: dict[str, Any]) -> Case:
     head_dim = model.get("head_dim")
     if head_dim is None:
         embedding, q_heads = model.get("embedding"), model.get("q_heads")
-        if not _size(embedding) or not _size(q_heads):
+        if not _is_size(embedding) or not _is_size(q_heads):
             raise UserError(f"the model needs model.head_dim, or whole {width} and model.q_heads")
         if embedding % q_heads:
             raise UserError(
@@ -77,8 +77,8 @@ def case_from_config(config: dict[str, Any]) -> Case:
         head_dim = embedding // q_heads
     elif (
         model.get("embedding") is not None
-        and _size(model.get("q_heads"))
-        and _size(head_dim)
+        and _is_size(model.get("q_heads"))
+        and _is_size(head_dim)
         and model["embedding"] != model["q_heads"] * head_dim
     ):
         raise UserError(
@@ -92,7 +92,7 @@ def case_from_config(config: dict[str, Any]) -> Case:
         if own and all(isinstance(length, int) and length > 0 for length in own) and config[key] == model_len:
             config = config | {key: sum(own)}
     seq_len = config.get("seq_len")
-    if not _is_length(seq_len) and seq_len == config["q_len"] == config["kv_len"]:
+    if not _is_size(seq_len, LARGEST["q_len"]) and seq_len == config["q_len"] == config["kv_len"]:
         # Typed once as seq_len; the case would refuse q_len, which was not typed.
         raise UserError(f"seq_len={seq_len!r} is not a whole number from 1 to {LARGEST['q_len']:,}")
     no_block = config["workload"] == WORKLOADS[0]
@@ -121,13 +121,8 @@ def case_from_config(config: dict[str, Any]) -> Case:
     return case
 
 
-def _is_length(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LARGEST["q_len"]
-
-
-def _size(value: Any) -> bool:
-    """Whether a value is a positive integer of plausible size."""
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _LARGEST_EMBEDDING
+def _is_size(value: Any, largest: int = _LARGEST_EMBEDDING) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= largest
 
 
 def packed_lengths(lengths: Any, kv_lengths: Any) -> tuple[Lengths | None, Lengths | None]:

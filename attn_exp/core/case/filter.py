@@ -184,7 +184,9 @@ class Filter:
         """Return the constant if the field can be compared with it."""
         assert field.name is not None
         value = DTYPES.get(constant.constant, constant.constant) if field.name == "dtype" else constant.constant
-        values = self._values_of(field.name)
+        if field.name not in self._values:
+            self._values[field.name] = self._all_values(field.name)
+        values = self._values[field.name]
         if op in _SIGNS and any(_kind(value) != _kind(example) for example in values[:1]):
             types = f"{_kind(values[0])} with {_kind(value)}"
             raise self._error(f"{field.name} {_SIGNS[op]} {value!r} compares {types}, {field.name} is {values[0]!r}")
@@ -196,11 +198,6 @@ class Filter:
             )
         self._constants.append(value)
         return _Operand(lambda _: value, None, value)
-
-    def _values_of(self, name: str) -> Sequence[Any]:
-        if name not in self._values:
-            self._values[name] = self._all_values(name)
-        return self._values[name]
 
     def _operand(self, node: ast.expr) -> _Operand:
         if not isinstance(node, ast.Name):

@@ -72,7 +72,7 @@ def sound_record(folder: Path) -> Record | None:
 def decode_record(content: bytes, path: Path) -> Record:
     """Decode a record's file; `path` is for messages.
 
-    Raises RecordError if it is not a record of this schema, or says what no record can (core/record/file.py).
+    Raises RecordError if it is not a record of this schema, or says what no record can.
     """
     try:
         with DECODING:
@@ -80,19 +80,15 @@ def decode_record(content: bytes, path: Path) -> Record:
         if record.schema != SCHEMA:
             raise RecordError(f"{path} has schema {record.schema}, this version reads {SCHEMA}")
         check_environment(record.environment)
-        wrong = _wrong(record)
+        wrong = odd_times(record.request.measuring.passes, record.metrics, ok=record.status == "ok")
+        for name, measured in record.passes.items():
+            if any(len(timing.times_us) != len(timing.rounds) for timing in measured.timings):
+                wrong = f"the samples of {name} are not one a round index"
     except (*NOT_DECODED, UserError) as error:
         raise RecordError(f"{path} is not a record: {error}") from error
     if wrong is not None:
         raise RecordError(f"{path} is not a record: {wrong}")
     return record
-
-
-def _wrong(record: Record) -> str | None:
-    for name, measured in record.passes.items():
-        if any(len(timing.times_us) != len(timing.rounds) for timing in measured.timings):
-            return f"the samples of {name} are not one a round index"
-    return odd_times(record.request.measuring.passes, record.metrics, ok=record.status == "ok")
 
 
 class Facts(msgspec.Struct, gc=False):

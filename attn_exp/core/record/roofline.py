@@ -134,12 +134,7 @@ def _bound(record: Record, direction: str, of_compute: float, of_memory: float) 
     """Apply the rule that docs/profiling.md states."""
     if max(of_compute, of_memory) >= NEAR_THE_ROOF:
         return "compute" if of_compute >= of_memory else "memory"
-    if _launch_bound(record, direction):
-        return "launch"
-    return "latency"
-
-
-def _launch_bound(record: Record, direction: str) -> bool:
-    """Return whether this pass is launch-bound. The record's flag may come from another pass."""
+    # The record's flag may come from another pass.
     event, time = (record.metrics.get(f"{direction}/{name}") for name in ("event_time_us", "time_us"))
-    return "launch_bound" in record.flags and (event is None or time is None or event > LAUNCH_BOUND * time)
+    slower = event is None or time is None or event > LAUNCH_BOUND * time
+    return "launch" if "launch_bound" in record.flags and slower else "latency"

@@ -4,6 +4,7 @@ Everything here is arithmetic on readings; attn_exp/worker/machine/watch.py take
 """
 
 import itertools
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -92,7 +93,9 @@ def window_of(
     seconds = sum(end - begin for begin, end in blocks)
     inside = [one for one in readings if any(begin <= one.at <= end + gap_s for begin, end in stretches)]
     troubles = [trouble, _silence(readings, watched) if source == "nvml" and not trouble else ""]
-    usual = [one for one in inside if one.clock_mhz is None or _possible_clock(one.clock_mhz, limits)]
+    highest = limits.get("max_sm_clock_mhz")
+    most = _CLOCK_FACTOR * highest if highest else math.inf
+    usual = [one for one in inside if one.clock_mhz is None or 0 < one.clock_mhz <= most]
     if len(usual) < len(inside):
         odd = next(one.clock_mhz for one in inside if one not in usual)
         troubles.append(f"a clock of {odd:g} MHz is impossible")
@@ -145,8 +148,3 @@ def _silence(readings: Sequence[Reading], watched: Span) -> str:
     if silent_s <= SILENCE_S:
         return ""
     return f"no answer for {silent_s:.2f} s, from {since - begin:.2f} s after the first call on"
-
-
-def _possible_clock(clock_mhz: float, limits: Mapping[str, Any]) -> bool:
-    highest = limits.get("max_sm_clock_mhz")
-    return clock_mhz > 0 and (not highest or clock_mhz <= _CLOCK_FACTOR * highest)

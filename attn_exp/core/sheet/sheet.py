@@ -1,16 +1,18 @@
-"""Sheets: the rows of a comparison in formatted columns. All output formats show the same sheets."""
+"""Sheets: rows in formatted columns. All tables are sheets, and all output formats show the same ones."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from attn_exp.core.case.case import TYPED_DTYPES
 from attn_exp.core.text import figures, half_text, percent_text, plain, printable, uncontrolled
 
-# How a value is formatted; `right` is text that is aligned right, `percent` (signed, two decimals) and `half` (one
-# decimal) take fractions, and `dtype` PyTorch's name.
-Form = Literal["text", "right", "dtype", "figure", "ratio", "percent", "half"]
+# The mark before a winner's value; pages show such a value in bold.
+MARK = "*"
+# How a value is formatted; `right` is text that is aligned right, `markdown` text that is Markdown, `percent`
+# (signed, two decimals) and `half` (one decimal) take fractions, and `dtype` PyTorch's name.
+Form = Literal["text", "right", "markdown", "dtype", "figure", "ratio", "percent", "half"]
 Tone = Literal["good", "bad", "open", "best", ""]
 # A larger ratio is the bound of an interval of two or three rounds, and tells nothing.
 _LARGEST = 100_000
@@ -23,14 +25,15 @@ class Column:
     """One column: `name` in files and data frames, `head` in tables (empty: only in files), and the value's format.
 
     `spare` ranks columns that a narrow table may omit: the largest first, 0 never. `joined` makes one text of several
-    values of the row; such a column exists only in tables.
+    values of the row; such a column exists only in tables. Cells fold at `fold` columns of a terminal.
     """
 
     name: str
-    head: str
+    head: str = ""
     form: Form = "text"
     spare: int = 0
     joined: Callable[[dict[str, Any]], str] | None = None
+    fold: int | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,18 @@ class Sheet:
                 }
             )
         return texts
+
+    def filled(self, texts: Sequence[Mapping[str, str]]) -> list[Column]:
+        """Return the columns of tables that are not empty in all of some rows; all, if each is."""
+        shown = [column for column in self.columns if column.head]
+        return [column for column in shown if any(row[column.head] for row in texts)] or shown
+
+
+def sheet_of(rows: Sequence[Mapping[str, Any]], spare: Sequence[str] = ()) -> Sheet:
+    """Return the sheet of rows by column head; a narrow table may omit the columns `spare`, the first of them first."""
+    ranks = {name: len(spare) - at for at, name in enumerate(spare)}
+    columns = tuple(Column(name, name, spare=ranks.get(name, 0)) for name in (rows[0] if rows else ()))
+    return Sheet("rows", "", columns, tuple(tuple(row.values()) for row in rows))
 
 
 # A column, and what gets its value from an item of the rows; nothing for a `joined` one.
@@ -132,7 +147,7 @@ def written(value: Any, form: Form) -> str:
     """Format a value for tables; None becomes an empty text."""
     if value is None or value == "":
         return ""
-    if form in ("text", "right"):
+    if form in ("text", "right", "markdown"):
         return str(plain(value))
     if form == "dtype":
         return TYPED_DTYPES.get(value, str(value))
@@ -145,6 +160,12 @@ def written(value: Any, form: Form) -> str:
     if form == "percent":
         return percent_text(value)
     return half_text(value)
+
+
+def is_number(text: str) -> bool:
+    """Return whether a cell is a number, perhaps a bound such as `>25`, or empty."""
+    text = text.lstrip(">+-")
+    return not text or text.replace(".", "", 1).replace("e-", "", 1).replace("e+", "", 1).isdigit()
 
 
 def of_all(some: int, every: int) -> str:

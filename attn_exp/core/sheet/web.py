@@ -10,11 +10,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
+from typing import TYPE_CHECKING
 
-from attn_exp.core.sheet.grid import MARK, template
-from attn_exp.core.sheet.sheet import Column, Page, Picture, Sheet, Tone, commands_of
+from attn_exp.core.sheet.sheet import MARK, Column, Page, Picture, Sheet, Tone, commands_of, is_number
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 _LONG = 60
+# The number of rows that a notebook shows.
+_FIRST_ROWS = 10
 # The question that each kind of comparison answers, for the title.
 _KINDS = {"rivals": "which backend is best where", "changes": "what changed", "history": "history"}
 
@@ -39,7 +44,7 @@ def html(page: Page, pictures: Iterable[Picture] = (), *, limit: int | None = No
     if table is not None:
         table = replace(table, title=table.title.replace(f"{MARK} ", "bold: "))
     script = _asset("report.js")
-    return template("attn_exp.core.sheet", "report.html.jinja").render(
+    return _template("report.html.jinja").render(
         title=f"{', '.join(str(one['name']) for one in page.about['sweeps'])}: {_KINDS[page.about['kind']]}",
         headline=headline,
         table=_section("answer", table, limit) if table is not None else None,
@@ -54,6 +59,23 @@ def html(page: Page, pictures: Iterable[Picture] = (), *, limit: int | None = No
         style=_asset("report.css"),
         script=script,
     )
+
+
+def html_table(title: str, sheet: Sheet) -> str:
+    """Return a title, a table of a sheet's first rows and how many follow, as HTML for a notebook's cell."""
+    rows = sheet.texts(_FIRST_ROWS)
+    numbers = [name for name in (rows[0] if rows else ()) if all(is_number(row[name]) for row in rows)]
+    values = {"title": title, "rows": rows, "numbers": numbers, "left_out": len(sheet.rows) - len(rows)}
+    return _template("table.html.jinja").render(values)
+
+
+@cache
+def _template(name: str) -> "Template":
+    """Return a Jinja2 template of this folder; it escapes all text that is not marked safe."""
+    # Importing Jinja2 takes longer than printing a table.
+    from jinja2 import Environment, StrictUndefined
+
+    return Environment(autoescape=True, undefined=StrictUndefined).from_string(_asset(name))
 
 
 @cache
@@ -75,16 +97,15 @@ def _section(anchor: str, sheet: Sheet, limit: int | None = None) -> _Section:
     if (commands := commands_of(sheet)) is not None:
         return _Section(anchor, title, commands)
     rows = sheet.texts(limit)
-    by_head = {column.head: column for column in sheet.columns if column.head}
-    heads = [head for head in by_head if any(row[head] for row in rows)] or list(by_head)
-    kinds = [_kind(by_head[head], [row[head] for row in rows]) for head in heads]
-    cells = [list(zip(kinds, [row[head] for head in heads], strict=True)) for row in rows]
+    columns = sheet.filled(rows)
+    kinds = [_kind(column, [row[column.head] for row in rows]) for column in columns]
+    cells = [[(kind, row[column.head]) for column, kind in zip(columns, kinds, strict=True)] for row in rows]
     blank: Tone = ""
     tones = sheet.tones or (blank,) * len(rows)
     return _Section(
         anchor,
         title,
-        heads=list(zip(heads, kinds, strict=True)),
+        heads=[(column.head, kind) for column, kind in zip(columns, kinds, strict=True)],
         rows=list(zip(tones, cells, strict=False)),
         left_out=len(sheet.rows) - len(rows),
         note=sheet.note,

@@ -1,1 +1,0 @@
-"""The dispatch table: the fastest backend of each bucket of shapes."""
