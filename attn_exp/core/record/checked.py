@@ -5,11 +5,33 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 # The changes between compared results, in the order in which they are measured and reported.
-WAYS = {"calls": "over calls", "positions": "over positions in the batch", "batch_sizes": "over batch sizes"}
+WAYS = {
+    "calls": "over calls",
+    "positions": "over positions in the batch",
+    "batch_sizes": "over batch sizes",
+    "phases": "over decoding, chunks and prefill",
+}
 # Calls of each pass on the same inputs, and the seconds after which no further result of a job is compared.
 CALLS, BUDGET_S = 100, 120.0
 # The ways that make a backend batch-invariant.
 OF_THE_BATCH = ("positions", "batch_sizes")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ulps:
+    """The error of one tensor in units in the last place of its dtype at its root mean square.
+
+    Attributes:
+        rms: the root mean square, 0.29 at least for a tensor whose numbers are all rounded to that unit.
+        rms_half_width: half of its 95 % confidence interval over heads; None of a single one.
+        mean: the mean, positive where numbers are too far from zero.
+        mean_half_width: half of its 95 % confidence interval.
+    """
+
+    rms: float
+    rms_half_width: float | None
+    mean: float
+    mean_half_width: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +50,7 @@ class TensorError:
         worst_tile: |x - ref| / |ref| of the worst tile of 64 rows, or of its rows that were looked at.
         tile_tolerance: the bound on `worst_tile`.
         where: the place of each error beyond its bound, by field.
+        ulps: the error in units in the last place, with `gold=float64`.
     """
 
     relative: float | None
@@ -40,6 +63,7 @@ class TensorError:
     worst_tile: float | None = None
     tile_tolerance: float | None = None
     where: dict[str, str] = field(default_factory=dict)
+    ulps: Ulps | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
