@@ -6,7 +6,7 @@ import pytest
 import torch
 from fakes import CASE, make_request
 
-from attn_exp.attention.reference import reference
+from attn_exp.attention.error import ulps_of
 from attn_exp.backends.base import calls_of
 from attn_exp.backends.eager import Eager
 from attn_exp.config.compose import compose_config, resolved_config
@@ -48,42 +48,26 @@ def test_eager_is_off_by_nothing_from_itself_and_others_are_off_by_the_rounding_
     assert errors[flash, "eager"] != errors[flash, "float32"]
 
 
-class Rounded(Eager):
-    """Its output is that of float64, and `off` units in the last place too far from zero."""
-
-    claims = {}
-
-    def prepare(self, case, inputs):
-        def attention(q, k, v):
-            out = reference(case, replace(inputs, q_bhsd=q, k_bhsd=k, v_bhsd=v), with_gradients=False,
-                            precision=torch.float64)["out"]  # fmt: skip
-            unit = 2.0**-7 * 2.0 ** out.square().mean().sqrt().log2().floor()
-            return (out + self.off * unit * out.sign()).to(q.dtype)
-
-        return calls_of(attention, inputs)
-
-    off = 0.0
-
-
-class TooLarge(Rounded):
-    off = 0.1
-
-
 def test_errors_in_units_in_the_last_place_have_an_interval_and_a_sign():
-    case = replace(CASE, q_heads=16, kv_heads=16, q_len=128, kv_len=128, head_dim=64, value_dim=64, dtype="bfloat16")
-    ulps = {}
-    for backend in (Rounded, TooLarge):
-        request = make_request({"_target_": f"{__name__}:{backend.__name__}", "name": "b"}, case, gold="float64",
-                               passes=("forward",))  # fmt: skip
-        record = measure(request, Machine(device="cpu", ceilings={case.dtype: CEILINGS}))
-        assert record.status == "ok", record.reason
-        ulps[backend] = record.passes["forward"].errors["out"].ulps
-        assert record.metrics["forward/error_out_ulp"] == ulps[backend].rms
-    exact, large = ulps[Rounded], ulps[TooLarge]
-    # Rounding alone: the root of a twelfth where numbers are as large as their root mean square, less where smaller.
-    assert 0.15 < exact.rms < 0.35 and exact.rms_half_width < 0.1 * exact.rms
-    assert abs(exact.mean) < 2 * exact.mean_half_width < 0.02
-    assert 0.05 < large.mean - large.mean_half_width < large.mean < 0.15
+    right = 0.7 * torch.randn((2, 8, 64, 32), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    # Of their root mean square, which is between 0.5 and 1.
+    unit = torch.finfo(torch.bfloat16).eps / 2
+    rounded, large = (ulps_of((right + off * unit * right.sign()).bfloat16(), right) for off in (0.0, 1.0))
+    # Rounding leaves the root of a twelfth of numbers of that size, and more of larger ones.
+    assert 0.2 < rounded.rms < 0.4 and rounded.rms_half_width < 0.05 * rounded.rms
+    assert abs(rounded.mean) < 2 * rounded.mean_half_width < 0.05
+    assert abs(large.mean - 1.0) < 2 * large.mean_half_width < 0.05
+    assert ulps_of(right[:1, :1].bfloat16(), right[:1, :1]).rms_half_width is None
+    assert ulps_of(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4, dtype=torch.float64)) is None
+
+
+def test_a_record_has_them_with_float64_as_the_reference():
+    record = measured("attn_exp.backends.sdpa.Flash", "float64")
+    assert record.status == "ok", record.reason
+    for direction, name in (("forward", "out"), ("backward", "dq"), ("backward", "dk"), ("backward", "dv")):
+        ulps = record.passes[direction].errors[name].ulps
+        assert record.metrics[f"{direction}/error_{name}_ulp"] == ulps.rms > 0.1
+        assert record.metrics[f"{direction}/error_{name}_ulp_mean"] == ulps.mean
 
 
 def test_a_wrong_output_is_told_against_eager_too():
