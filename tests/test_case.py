@@ -37,6 +37,7 @@ def config(**changes):
         "workload": "attention",
         "mlp_dim": None,
         "embed_dim": None,
+        "tp": 1,
     }
     return {"model": model} | rest | changes
 
@@ -159,6 +160,29 @@ def test_embed_dim_replaces_the_sizes_of_the_models_heads():
         case_from_config(config(embed_dim=1000))
     with pytest.raises(UserError, match=r"whole embed_dim and model\.q_heads"):
         case_from_config(config(embed_dim="wide"))
+
+
+@pytest.mark.parametrize(
+    ("tp", "q_heads", "kv_heads", "shard"),
+    [(1, 32, 8, (32, 8)), (4, 32, 8, (8, 2)), (8, 64, 4, (8, 1)), (16, 128, 1, (8, 1)), (4, 12, None, (3, 3))],
+)
+def test_a_shard_has_its_part_of_the_heads(tp, q_heads, kv_heads, shard):
+    case = case_from_config(config(tp=tp, model={"q_heads": q_heads, "kv_heads": kv_heads, "head_dim": 64}))
+    assert (case.q_heads, case.kv_heads, case.head_dim) == (*shard, 64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tp": 8}, "tp=8 GPUs cannot share 12 query heads and 12 key-value heads: set tp=6"),
+        ({"tp": 4, "model": {"kv_heads": 6}}, "tp=4 GPUs cannot share 12 query heads and 6 key-value heads: set tp=3"),
+        ({"tp": 0}, "tp=0 is not a whole number of GPUs: set tp=1, 2, 4 or 8"),
+        ({"tp": 2, "workload": "decoder_layer"}, "is a block of one GPU: set tp=1, or workload=attention"),
+    ],
+)
+def test_heads_that_cannot_be_shared_are_one_sentence(changes, message):
+    with pytest.raises(UserError, match=message):
+        case_from_config(config(**changes))
 
 
 @pytest.mark.parametrize(
