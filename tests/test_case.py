@@ -79,7 +79,7 @@ def test_kv_heads_that_do_not_divide_are_refused_with_the_nearest_divisor(q_head
         ({"page_size": 16, "cache_dtype": "fp4"}, "cache_dtype='fp4' is neither auto nor fp8"),
         ({"page_size": 16, "pages": "random"}, "pages='random' is not one of shuffled, linear, shared"),
         ({"latent": True, "value_dim": 17}, "set model.value_dim=16 or less, or latent=false"),
-        ({"batch": 1, "lengths": (8, 0)}, "must be whole positive numbers"),
+        ({"batch": 1, "lengths": (8, -1)}, "must be whole numbers, one of them positive"),
     ],
 )
 def test_a_wrong_value_of_a_feature_is_refused(change, message):
@@ -192,6 +192,7 @@ def test_heads_that_cannot_be_shared_are_one_sentence(changes, message):
         ("q7", (7,), None),
         ("2q16", (16, 16), None),
         ("q4s9_q2", (4, 2), (9, 2)),
+        ("q0s1k_q4s9_q0", (0, 4, 0), (1024, 9, 0)),
     ],
 )
 def test_requests_are_written_as_in_vllm(typed, lengths, kv_lengths):
@@ -209,11 +210,12 @@ def test_requests_are_written_as_in_vllm(typed, lengths, kv_lengths):
         ({"lengths": "2q"}, "lengths=2q is no batch of requests: write lengths=2q2k_32q1s1k"),
         ({"lengths": "0q5"}, "has 0 requests: from 1 to 65,536"),
         ({"lengths": "q5s3"}, "a request has 5 queries and only 3 keys"),
-        ({"lengths": "q0s3"}, "lengths=q0s3 has a request without a query"),
+        ({"lengths": "q0s3"}, r"lengths=\[0\] must be whole numbers, one of them positive"),
+        ({"lengths": [2, 0], "kv_lengths": [1, 5]}, "a request has 2 queries and only 1 keys"),
         ({"lengths": "q2s3", "kv_lengths": [3]}, "has the keys of its requests: set kv_lengths=null"),
         ({"lengths": [2], "kv_lengths": 3}, "kv_lengths=3 is no list"),
         ({"lengths": [2, 3], "kv_lengths": [3]}, "kv_lengths has 1 numbers, and lengths 2"),
-        ({"lengths": [2], "kv_lengths": [0]}, r"kv_lengths=\[0\] must be whole positive numbers"),
+        ({"lengths": [2], "kv_lengths": [0]}, r"kv_lengths=\[0\] must be whole numbers, one of them positive"),
         ({"lengths": None, "kv_lengths": [3]}, "set lengths too, or kv_lengths=null"),
         ({"lengths": "q2s3", "align": "top_left"}, "set align=bottom_right"),
     ],

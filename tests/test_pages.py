@@ -42,7 +42,7 @@ def random_case(seed: int) -> Case:
     mask = {draw.choice(("window", "prefix", "chunk")): draw.randint(1, 40)} if causal and draw.random() < 0.5 else {}
     sizes: dict[str, Any] = {"batch": draw.choice((1, 2, 3)), "q_len": q_len, "kv_len": q_len + draw.randint(0, 60)}
     if draw.random() < 0.5:
-        lengths = tuple(draw.randint(1, 5) for _ in range(draw.randint(1, 4)))
+        lengths = (*(draw.randint(0, 5) for _ in range(draw.randint(0, 3))), draw.randint(1, 5))
         kv_lengths = draw.choice((None, tuple(length + draw.randint(0, 30) for length in lengths)))
         sizes = {"batch": 1, "q_len": sum(lengths), "kv_len": sum(kv_lengths or lengths)}
         sizes |= {"lengths": lengths, "kv_lengths": kv_lengths}

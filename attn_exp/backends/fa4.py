@@ -28,7 +28,9 @@ class FlashAttention4(Reproducible):
     supports = Supports(
         align=("bottom_right",),
         masks=("window",),
-        features=("softcap", "packed"),
+        # Empty sequences: https://github.com/Dao-AILab/flash-attention/blob/0251105/tests/cute/test_flash_attn.py,
+        # `zero_lengths_q`.
+        features=("softcap", "packed", "empty_requests"),
         head_dims=(64, 96, 128, 256),
         value_dims=((192, 128), (256, 128)),
         # 8.x and 12.x have kernels too, but 8.x has no backward and 12.x neither splits nor a deterministic backward.

@@ -40,7 +40,8 @@ class FlashInfer(DeclarativeBackend):
         passes=("forward",),
         align=("bottom_right",),
         masks=("window",),
-        features=("softcap", "latent", "packed", "ragged", "paged", "fp8_cache"),
+        # Empty requests: https://github.com/flashinfer-ai/flashinfer/blob/main/include/flashinfer/page.cuh, get_length.
+        features=("softcap", "latent", "packed", "ragged", "empty_requests", "paged", "fp8_cache"),
         head_dims=(64, 128, 192, 256),
         value_dims=((192, 128), _LATENT),
         capability=(8, 0),

@@ -22,12 +22,13 @@ class VllmFlash3(DeclarativeBackend):
     behind the values are keys of their own and the values are keys as well (`q_v`), as in vLLM's backend for MLA.
     """
 
-    # hopper/flash_api.cpp, mha_fwd; vLLM builds no backward.
+    # hopper/flash_api.cpp, mha_fwd; vLLM builds no backward. vLLM pads its batches with empty requests
+    # (https://github.com/vllm-project/vllm/blob/main/vllm/v1/worker/gpu_model_runner.py, `query_start_loc`).
     supports = Supports(
         passes=("forward",),
         align=("bottom_right",),
         masks=("window",),
-        features=("softcap", "latent", "packed", "ragged", "paged"),
+        features=("softcap", "latent", "packed", "ragged", "empty_requests", "paged"),
         keyless=True,
         largest_head_dim=256,
         head_dim_multiple=8,

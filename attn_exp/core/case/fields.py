@@ -89,7 +89,8 @@ def case_from_config(config: dict[str, Any]) -> Case:
     # The length of a packed case is the sum of its sequences; an explicit length has to agree.
     model_len = model.get("seq_len")
     for key, own in (("q_len", lengths), ("kv_len", kv_lengths or lengths)):
-        if own and all(isinstance(length, int) and length > 0 for length in own) and config[key] == model_len:
+        whole = all(isinstance(length, int) and length >= 0 for length in own or ())
+        if own and whole and any(own) and config[key] == model_len:
             config = config | {key: sum(own)}
     seq_len = config.get("seq_len")
     if not _is_size(seq_len, LARGEST["q_len"]) and seq_len == config["q_len"] == config["kv_len"]:
@@ -178,7 +179,7 @@ def typed_lengths(lengths: Lengths, kv_lengths: Lengths | None) -> str:
 
 
 def _typed(length: int) -> str:
-    return str(length) if length % 1024 else f"{length // 1024}k"
+    return str(length) if length % 1024 or not length else f"{length // 1024}k"
 
 
 def _requests(typed: str, whole: str) -> list[tuple[int, int]]:
@@ -191,6 +192,4 @@ def _requests(typed: str, whole: str) -> list[tuple[int, int]]:
         raise UserError(f"lengths={whole} has {count} requests: from 1 to {_MOST_REQUESTS:,} are possible")
     queries = int(match["queries"]) * (1024 if match["q_k"] else 1)
     keys = queries if match["keys"] is None else int(match["keys"]) * (1024 if match["s_k"] else 1)
-    if not queries or not keys:
-        raise UserError(f"lengths={whole} has a request without a {'key' if queries else 'query'}")
     return [(queries, keys)] * count
