@@ -18,6 +18,7 @@ from attn_exp.core.catalogue import timers
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.host import nvml
 from attn_exp.core.host.nvml import GpuInfo
+from attn_exp.sweep.product import parsed_combinations
 
 CONF = conf_folder()
 FILES = sorted(CONF.rglob("*.yaml"))
@@ -110,6 +111,29 @@ def test_heads_of_512_are_refused_with_the_dimensions_that_there_are(backend, mo
     asked = request("model=gemma4", f"backend={backend}", "dtype=bf16", gpus=[GPU])
     refused = load_backend(asked.backend).unsupported(replace(asked.case, q_len=1), "cuda")
     assert refused is not None and re.search(r"512|grouped heads|latent keys", refused)
+
+
+def jobs_of(experiment):
+    given = [f"+experiment={experiment}", "device=cpu"]
+    params = compose("config", given, return_hydra_config=True).hydra.sweeper.params
+    swept = [f"{key}={values}" for key, values in params.items()]
+    return [request(*given, *words).case for words in parsed_combinations(swept)]
+
+
+@pytest.mark.parametrize("experiment", ["serving", "paged"])
+def test_the_last_pages_of_experiments_are_partial(experiment):
+    for case in jobs_of(experiment):
+        lengths = case.kv_lengths or (case.kv_len,)
+        assert case.page_size is None or any(keys % case.page_size for keys in lengths), case
+
+
+def test_serving_is_what_servers_have_in_at_most_150_jobs():
+    cases = jobs_of("serving")
+    assert len(cases) <= 150
+    assert {case.q_len for case in cases} >= {1, 2, 4, 8, 16, 512, 1024}
+    assert {case.kv_len for case in cases if case.q_len >= 512} == {65530, 131060}
+    assert any(case.batch == 128 and case.kv_len == 32760 for case in cases)
+    assert any(case.empty_requests for case in cases) and any(case.q_heads == 4 for case in cases)
 
 
 def test_the_sdpa_sweep_is_the_thirty_configurations():
