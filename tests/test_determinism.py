@@ -179,7 +179,8 @@ def test_rivals_of_a_duel_are_compared_with_themselves(machine):
 
 
 def test_requests_with_more_keys_than_queries_change_places(machine, tmp_path):
-    case = replace(CASE, lengths=(16, 8, 8), kv_lengths=(32, 24, 40), q_len=32, kv_len=96, head_dim=32, value_dim=32)
+    sizes = {"lengths": (16, 8, 0, 8), "kv_lengths": (32, 24, 8, 40), "q_len": 32, "kv_len": 104}
+    case = replace(CASE, **sizes, head_dim=32, value_dim=32)
     facts = found("fakes.Honest", machine, tmp_path, case, passes=("forward", "backward"))
     for of_pass in facts.values():
         assert (of_pass["calls"].same, of_pass["positions"].compared, of_pass["batch_sizes"].compared) == (True, 2, 2)

@@ -51,7 +51,7 @@ class Pages:
     @property
     def keys_of_last_pages(self) -> torch.Tensor:
         """Return how many keys the last page of each request has, int32 (FlashInfer's last_page_len)."""
-        counts = [(length - 1) % self.page_size + 1 for length in self.lengths]
+        counts = [(length - 1) % self.page_size + 1 if length else 0 for length in self.lengths]
         return torch.tensor(counts, dtype=torch.int32, device=self.table.device)
 
     def slots(self) -> torch.Tensor:

@@ -93,11 +93,11 @@ def other_sizes(case: Case, dice: Random) -> list[OtherBatch]:
     if case.lengths is None:
         sizes = sorted({1, 2, case.batch // 2, 2 * case.batch} - {0, case.batch})
         return [_rows(case, _drawn(case.batch, size, dice), f" in a batch of {size}") for size in sizes]
-    count = len(case.lengths)
+    filled = [one for one, queries in enumerate(case.lengths) if queries]
     return [
-        _sequences(case, sorted(dice.sample(range(count), size)), told)
+        _sequences(case, sorted(dice.sample(filled, size)), told)
         for size, told in ((1, " alone"), (2, " with one other"))
-        if size < count
+        if size <= len(filled) and size < len(case.lengths)
     ]
 
 

@@ -84,7 +84,7 @@ def shortened(case: Case) -> Case | None:
     if any(length % size for length in lengths):
         return None
     several = list(zip(queries, lengths, strict=True))[:_REQUESTS]
-    shorter = [(q, keys - size // 2) for q, keys in several if keys - size // 2 >= q]
+    shorter = [(q, keys - size // 2) for q, keys in several if 0 < q <= keys - size // 2]
     if not shorter:
         return None
     if case.lengths is None:
