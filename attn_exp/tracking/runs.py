@@ -308,20 +308,20 @@ class Runs:
         return parent
 
     def _parents_of_a_job(self, client: "MlflowClient") -> "list[Run]":
-        """Return the sweep's run by one of its jobs, where the folder lost its identity: none if there is no record."""
-        for path in sorted(self.sweep.folder.glob(f"*/{FILE_NAME}")):
-            record = sound_record(path.parent)
-            if record is not None:
-                for ended in (ended_at(record), repr(record.finished_at)):
-                    of_job = {JOB: record.request.job, FINISHED_AT: ended, "attn_exp.kind": "job"}
-                    for run in search(client, self._experiment, of_job, self.answered):
-                        parent = client.get_run(run.data.tags[_PARENT])
-                        tags = parent.data.tags
-                        # A copy of a sweep under another name is another one.
-                        if tags.get("attn_exp.sweep") == self.sweep.name and parent.info.lifecycle_stage == "active":
-                            self._sweep_id = tags.get(SWEEP_ID, self._sweep_id)
-                            return [parent]
-                return []
+        """Return the run of this name that has one of the sweep's jobs, where the folder lost its identity."""
+        named = {"attn_exp.sweep": self.sweep.name, "attn_exp.kind": "sweep"}
+        for parent in search(client, self._experiment, named, self.answered):
+            of_parent = {_PARENT: parent.info.run_id, "attn_exp.kind": "job"}
+            runs = search(client, self._experiment, of_parent, self.answered)
+            stored = {(run.data.tags.get(JOB), run.data.tags.get(FINISHED_AT)) for run in runs}
+            for path in sorted(self.sweep.folder.glob(f"*/{FILE_NAME}")):
+                record = sound_record(path.parent)
+                # Not all of them may be stored yet.
+                if record is not None and stored & {
+                    (record.request.job, ended) for ended in (ended_at(record), repr(record.finished_at))
+                }:
+                    self._sweep_id = parent.data.tags.get(SWEEP_ID, self._sweep_id)
+                    return [parent]
         return []
 
 
