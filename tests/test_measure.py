@@ -272,7 +272,7 @@ def test_an_allocation_that_no_machine_has_is_out_of_memory(machine, tmp_path):
     assert measured("fakes.Greedy", machine, tmp_path).status == "out_of_memory"
 
 
-@pytest.mark.parametrize(("others", "final"), [(2_150_000_000, False), (1 << 30, True)])
+@pytest.mark.parametrize(("others", "final"), [(1_150_000_000, False), (900_000_000, True)])
 def test_a_lack_of_memory_that_others_cause_is_not_final(machine, tmp_path, monkeypatch, others, final):
     monkeypatch.setattr("attn_exp.worker.attempt.memory_of_others", lambda: (others, 64_000_000_000))
     record = measured("fakes.Greedy", machine, tmp_path)

@@ -99,8 +99,11 @@ class Contents:
             self._signs(tensor)[tensor.data_ptr()] = False
 
     @contextlib.contextmanager
-    def free_as(self, number: float) -> Iterator[str]:
-        """Fill memory beside the tensors that belongs to no request with a number; yield what that is, "" if none."""
+    def free_as(self, number: float, *, room: bool) -> Iterator[str]:
+        """Fill memory beside the tensors that belongs to no request with a number; yield what that is, "" if none.
+
+        `room` says that packed tokens have memory of their own behind them (attn_exp/attention/inputs.py, with_room).
+        """
         free, what = list[tuple[torch.Tensor, torch.Tensor | slice]](), list[str]()
         for name, tensor in self.tensors.items():
             if self._paging is not None and name in _IN_PAGES:
@@ -110,9 +113,10 @@ class Contents:
                 pool = (tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor).data.flatten(0, 1)
                 free += [(pool, slots)] if len(slots) else []
                 what += ["slots without a key"] if len(slots) else []
-            elif name != "d_out" and (behind := _behind(tensor)) is not None:
-                free.append((behind, slice(None)))
-                what.append("memory behind the last token")
+            elif room and name != "d_out" and not (self._latent and name == "v"):
+                behind = _behind(tensor)
+                free += [(behind, slice(None))] if len(behind) else []
+                what += ["memory behind the last token"] if len(behind) else []
         kept = [memory[places].clone() for memory, places in free]
         try:
             for memory, places in free:
@@ -169,10 +173,10 @@ def change_all(several: Sequence[Contents], direction: str) -> None:
                 contents.toggle(name)
 
 
-def _behind(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the memory behind the last number of a tensor, as one row; None if its memory ends there."""
+def _behind(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the memory behind the last number of a dense tensor, as one row."""
     size, end = tensor.untyped_storage().nbytes() // tensor.element_size(), tensor.storage_offset() + tensor.numel()
-    return None if end == size else tensor.data.as_strided((size - end,), (1,), end)
+    return tensor.data.as_strided((size - end,), (1,), end)
 
 
 def _place(tensor: torch.Tensor) -> tuple[int, int]:

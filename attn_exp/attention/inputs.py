@@ -227,9 +227,14 @@ def make_inputs(case: Case, device: str, seed: int, *, with_gradients: bool) -> 
     return with_room(case, made.laid_out(case.layout))
 
 
+def has_room(case: Case) -> bool:
+    """Whether a case's tensors have memory behind them: packed tokens that lie behind each other."""
+    return case.lengths is not None and case.layout == "bshd" and not case.in_codes and not case.latent
+
+
 def with_room(case: Case, inputs: Inputs) -> Inputs:
     """Return packed tokens in memory that goes on behind the last one, as the buffers of a server do."""
-    if case.lengths is None or case.layout != "bshd" or case.in_codes:
+    if not has_room(case):
         return inputs
 
     def roomy(tensor: torch.Tensor) -> torch.Tensor:

@@ -14,12 +14,15 @@ from attn_exp.attention.inputs import Inputs
 from attn_exp.attention.sampled import draw_places, sampled_reference
 from attn_exp.attention.scores import bias_tensor, sinks_of
 from attn_exp.core.case.case import Case
+from attn_exp.core.case.features import FEATURES
 from attn_exp.core.case.masks import KINDS, NO_NUMBER
 
 # Heads of keys that are compared, from the first row of the batch.
 _HEADS = 8
 # Where kernels cut keys: the tiles of their loops.
 _TILES = (16, 32, 64, 128, 256)
+# What may be left out of scores (attn_exp/core/case/features.py).
+_SCORES = ("softcap", "sink", "alibi", "bias")
 # Scores of the one head on which an inverted mask is tried.
 _MOST_SCORES = 1 << 26
 # A hypothesis explains a result if little of its error is left.
@@ -67,7 +70,7 @@ def _others(case: Case, inputs: Inputs) -> Iterator[tuple[str, Case, Inputs]]:
         if (number := getattr(case, name)) is None:
             continue
         yield f"without its {name} of {number}", replace(case, **NO_NUMBER), inputs
-        for wrong in {max(1, number - 1), number + 1}:
+        for wrong in {max(1, number - 1), number + 1} - {number}:
             yield f"with {name}={wrong}", replace(case, **NO_NUMBER | {name: wrong}), inputs
     if case.causal:
         yield "without its causal mask", full, inputs
@@ -78,14 +81,10 @@ def _others(case: Case, inputs: Inputs) -> Iterator[tuple[str, Case, Inputs]]:
         yield "with a causal mask", replace(case, causal=True), inputs
     if case.lengths is not None:
         yield "over all packed sequences as one", replace(case, lengths=None, kv_lengths=None), inputs
-    if case.softcap is not None:
-        yield f"without its softcap of {case.softcap:g}", replace(case, softcap=None), inputs
-    if case.sink:
-        yield "without its sinks", replace(case, sink=False), inputs
-    if case.alibi:
-        yield "without ALiBi", replace(case, alibi=False), inputs
-    if case.bias is not None:
-        yield "without its bias", replace(case, bias=None), inputs
+    for name in _SCORES:
+        feature = FEATURES[name]
+        if getattr(case, name) != feature.absent:
+            yield f"without its {feature.lacking}", replace(case, **{name: feature.absent}), inputs
     yield "with scores that are not scaled", case, _scaled(inputs, case.head_dim**0.5)
     wide = [1 << (case.head_dim - 1).bit_length(), -(-case.head_dim // 32) * 32]
     for padded in sorted({width for width in wide if width > case.head_dim}):

@@ -93,7 +93,7 @@ def inexpressible(case: Case) -> str | None:
     """Return why a call of `scaled_dot_product_attention` without a mask tensor cannot be this case, or None."""
     reasons = {
         "a block around the attention": case.workload is not None,
-        "fp8": case.quantised,
+        "fp8": case.in_codes,
         "int8 scores": case.dtype == INT8,
         **{feature.lacking: bool(getattr(case, field)) for field, feature in FEATURES.items()},
         f"mask={case.mask.typed}": isinstance(case.mask, Numbered) and not case.dense,

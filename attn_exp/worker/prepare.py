@@ -83,6 +83,7 @@ def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
     asked_s = time.perf_counter() - began
     if reason is not None:
         raise Stopped("unsupported", reason)
+    attempt.others = None if machine.memory is None else machine.memory.of_others()
     machine.watch.start()
     with attempt.stage("ceilings"), ledger.others():
         sustained = request.measuring.regime == "sustained"

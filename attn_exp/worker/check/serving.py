@@ -6,9 +6,9 @@ import torch
 
 from attn_exp.attention.contents import Contents
 from attn_exp.attention.expected import Expected
-from attn_exp.attention.inputs import Inputs
+from attn_exp.attention.inputs import Inputs, has_room
 from attn_exp.backends.base import Backend, Calls
-from attn_exp.core.case.case import NORMAL, Case
+from attn_exp.core.case.case import GIVEN, NORMAL, Case
 from attn_exp.core.record.checked import Judged
 from attn_exp.worker.attempt import Attempt, Stopped, status_of
 from attn_exp.worker.check.form import ResultForm
@@ -28,7 +28,9 @@ def reads_free_slots(
     That is slots behind a request's last key, pages that nobody has, and what lies behind packed tokens. Raises Stopped
     if the output changes otherwise: then numbers there would change it, too.
     """
-    with contents.free_as(torch.nan) as free:
+    case = attempt.request.case
+    room = has_room(case) and attempt.request.measuring.inputs != GIVEN
+    with contents.free_as(torch.nan, room=room) as free:
         if not free:
             return None
         with attempt.stage("first_call"):
