@@ -19,10 +19,10 @@ OF_THE_BATCH = ("positions", "batch_sizes")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ulps:
-    """The error of one tensor in units in the last place of its dtype at its root mean square.
+    """The error of one tensor in units in the last place: the dtype's epsilon times the tensor's root mean square.
 
     Attributes:
-        rms: the root mean square, 0.29 at least for a tensor whose numbers are all rounded to that unit.
+        rms: the root mean square.
         rms_half_width: half of its 95 % confidence interval over heads; None of a single one.
         mean: the mean, positive where numbers are too far from zero.
         mean_half_width: half of its 95 % confidence interval.
