@@ -125,17 +125,8 @@ def plot(found: dict[Key, tuple[float, float]], path: Path) -> None:
                 curves[label].append((int(name.split()[0]), rms, half))
         for label, points in sorted(curves.items()):
             lengths, values, halves = zip(*sorted(points), strict=True)
-            axis.errorbar(
-                lengths,
-                values,
-                halves,
-                label=label,
-                color=colour_of(label, About()),
-                marker="o",
-                markersize=3,
-                capsize=2,
-                linewidth=1,
-            )
+            style = {"label": label, "color": colour_of(label, About()), "marker": "o", "markersize": 3, "capsize": 2}
+            axis.errorbar(lengths, values, halves, linewidth=1, **style)
         axis.set(xscale="log", xlabel="tokens", ylabel="RMS error, ULP of bf16", title=tensor, ylim=(0, None))
         axis.set_xticks([1024, 4096, 16384], ["1,024", "4,096", "16,384"], minor=False)
         axis.minorticks_off()

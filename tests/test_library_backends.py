@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch._dynamo.testing
 import yaml
 from standins import install, install_fa2, install_fa3, install_fa4, install_te, install_varlen, install_xformers
 from test_conf import CONF

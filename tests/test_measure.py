@@ -277,7 +277,7 @@ def test_a_lack_of_memory_that_others_cause_is_not_final(machine, tmp_path, monk
     monkeypatch.setattr("attn_exp.worker.attempt.memory_of_others", lambda: (others, 64_000_000_000))
     record = measured("fakes.Greedy", machine, tmp_path)
     assert (record.status, record.final) == ("out_of_memory", final)
-    assert record.reason.endswith("; 2.1 of 64 GB were taken by others") != final
+    assert record.reason.endswith("; 1.1 of 64 GB were taken by others") != final
 
 
 def test_a_bad_rival_leaves_the_machine_fit_for_a_good_one(machine, tmp_path):
