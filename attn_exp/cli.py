@@ -84,7 +84,8 @@ def main() -> None:
         with contextlib.suppress(OSError):
             os.fstat(number)
             continue
-        os.open(os.devnull, os.O_RDWR)
+        # What is written to a closed output is not taken for written.
+        os.open(os.devnull, os.O_RDONLY if number == 1 else os.O_RDWR)
     sys.stdout, sys.stderr = sys.stdout or open(1, "w"), sys.stderr or open(2, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         # Records and names have letters that an ASCII terminal has not; a command must not end over one.

@@ -92,7 +92,6 @@ step_flux_blocks() {
 step_serving() {
   attn -m +experiment=serving sweep=serving save_plots=false
   keep serving serving
-  python3 "$root/bench/pages_cost.py" multirun/serving | tee "$out/serving/pages_cost.txt"
 }
 # What was said of pages in public: flash-attention#841 and #1572, at their shapes.
 step_serving_claims() {
@@ -105,7 +104,6 @@ step_serving_claims() {
     table='{size:8,pages:shuffled},{size:64,pages:shuffled}'
   keep flash_attention_841 serving
   keep flash_attention_1572 serving
-  python3 "$root/bench/pages_cost.py" multirun/flash_attention_841 | tee "$out/serving/flash_attention_841-pages.txt"
 }
 step_decode_model() { mkdir -p "$out/serving"; python3 "$root/examples/decode_model.py" | tee "$out/serving/decode_model.txt"; }
 step_compile() { attn -m +experiment=compile sweep=compile save_plots=false; keep compile backends; }

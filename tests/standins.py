@@ -74,8 +74,15 @@ class _Plain(torch.autograd.Function):
         return *backward(d_out, q, k, v, out, lse, seen, ctx.softcap), None, None
 
 
-def plain(q, k, v, left, right, softcap=0.0, *, top_left=False):
-    """Differentiable attention of BSHD tensors under a window."""
+def plain(q, k, v, left, right, softcap=0.0, *, top_left=False, sinks=None):
+    """Differentiable attention of BSHD tensors under a window; `sinks` (heads,) are scores without a value."""
+    if sinks is not None:
+        assert sinks.shape == (q.shape[2],)
+        scores, _ = _scores(q, k, visible(q.shape[1], k.shape[1], left, right), softcap)
+        column = sinks.double()[:, None, None].expand(*scores.shape[:-1], 1)
+        weights = torch.softmax(torch.cat([scores, column], -1), -1)[..., :-1]
+        v = v.double().repeat_interleave(q.shape[2] // v.shape[2], dim=2)
+        return torch.einsum("bhqk,bkhd->bqhd", weights, v).to(q.dtype)
     return _Plain.apply(q, k, v, visible(q.shape[1], k.shape[1], left, right, top_left=top_left), softcap)
 
 
@@ -85,12 +92,12 @@ def pieces(starts):
     return [slice(begin, end) for begin, end in zip(starts.tolist(), starts.tolist()[1:], strict=False)]
 
 
-def packed(q, k, v, starts, longest, left, right, softcap=0.0, starts_of_keys=None):
+def packed(q, k, v, starts, longest, left, right, softcap=0.0, starts_of_keys=None, sinks=None):
     """`plain` of each of the sequences of packed tensors (tokens, heads, dim)."""
     of_queries, of_keys = pieces(starts), pieces(starts if starts_of_keys is None else starts_of_keys)
     assert longest == max(piece.stop - piece.start for piece in of_queries)
     outs = [
-        plain(q[None, piece], k[None, keys], v[None, keys], left, right, softcap)[0]
+        plain(q[None, piece], k[None, keys], v[None, keys], left, right, softcap, sinks=sinks)[0]
         for piece, keys in zip(of_queries, of_keys, strict=True)
     ]
     return torch.cat(outs)
@@ -164,13 +171,14 @@ def install_fa4(monkeypatch):
         learnable_sink=None, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False,
     ):  # fmt: skip
         _contiguous(q, k, v)
-        return plain(q, k, v, *bounds(causal, window_size), softcap), None
+        return plain(q, k, v, *bounds(causal, window_size), softcap, sinks=learnable_sink), None
 
     def flash_attn_varlen_func(
         q, k, v, qv=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, causal=False,
-        window_size=(None, None), softcap=0.0, deterministic=False,
+        window_size=(None, None), learnable_sink=None, softcap=0.0, deterministic=False,
     ):  # fmt: skip
-        return packed(q, k, v, cu_seqlens_q, max_seqlen_q, *bounds(causal, window_size), softcap), None
+        seen = bounds(causal, window_size)
+        return packed(q, k, v, cu_seqlens_q, max_seqlen_q, *seen, softcap, sinks=learnable_sink), None
 
     functions = {"flash_attn_func": flash_attn_func, "flash_attn_varlen_func": flash_attn_varlen_func}
     return install(monkeypatch, "flash_attn.cute", **functions)

@@ -9,9 +9,10 @@ NUMBER_DTYPES = sorted(DTYPE_BYTES.keys() - {E4M3, INT8})
 
 @st.composite
 def packed_cases(draw: st.DrawFn, *, longest: int = 12) -> Case:
-    """Small cases of packed sequences: with as many keys as queries, or requests with more of them."""
+    """Small cases of packed sequences: with as many keys as queries, or requests with more of them, or with neither."""
     kv_heads, group = draw(st.integers(1, 2)), draw(st.integers(1, 2))
-    requests = draw(st.lists(st.tuples(st.integers(1, longest), st.integers(0, longest)), min_size=1, max_size=5))
+    sizes = st.tuples(st.integers(0, longest), st.integers(0, longest))
+    requests = draw(st.lists(sizes, min_size=1, max_size=5).filter(lambda drawn: any(queries for queries, _ in drawn)))
     ragged, causal = draw(st.booleans()), draw(st.booleans())
     lengths = tuple(queries for queries, _ in requests)
     # As many keys as queries are said by leaving kv_lengths out.

@@ -90,6 +90,11 @@ def test_packed_sequences_and_requests_are_each_by_itself(case, seed, slice_byte
         whole = reference(case, inputs, with_gradients=True)
     row = key = 0
     for queries, keys in zip(case.lengths, case.kv_lengths or case.lengths, strict=True):
+        if not queries:
+            # Nobody sees its keys.
+            assert not any(whole[name][:, :, key : key + keys].any() for name in ("dk", "dv"))
+            key += keys
+            continue
         rows, seen = slice(row, row + queries), slice(key, key + keys)
         cut = [(inputs.q_bhsd, rows), (inputs.k_bhsd, seen), (inputs.v_bhsd, seen), (inputs.d_out_bhsd, rows)]
         own = Inputs(*(tensor[:, :, where].detach().clone().requires_grad_() for tensor, where in cut))
@@ -166,6 +171,8 @@ def test_a_feature_is_refused_by_backends_that_do_not_name_it(field):
     if field in ("lengths", "kv_lengths"):
         more = {"batch": 1, "lengths": (4, 12), "kv_lengths": (12, 16), "kv_len": 28}
         more |= {"kv_lengths": None, "kv_len": 16} if field == "lengths" else {}
+    elif field == "empty_requests":
+        more = {"batch": 1, "lengths": (0, 16)}
     else:
         more |= {field: values.get(field, True)}
     case, every = replace(CASE, **more), Supports(devices=("cpu",), dtypes=("float32",), features=EVERY_FEATURE)

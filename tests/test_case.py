@@ -37,6 +37,7 @@ def config(**changes):
         "workload": "attention",
         "mlp_dim": None,
         "embed_dim": None,
+        "tp": 1,
     }
     return {"model": model} | rest | changes
 
@@ -78,7 +79,7 @@ def test_kv_heads_that_do_not_divide_are_refused_with_the_nearest_divisor(q_head
         ({"page_size": 16, "cache_dtype": "fp4"}, "cache_dtype='fp4' is neither auto nor fp8"),
         ({"page_size": 16, "pages": "random"}, "pages='random' is not one of shuffled, linear, shared"),
         ({"latent": True, "value_dim": 17}, "set model.value_dim=16 or less, or latent=false"),
-        ({"batch": 1, "lengths": (8, 0)}, "must be whole positive numbers"),
+        ({"batch": 1, "lengths": (8, -1)}, "must be whole numbers, one of them positive"),
     ],
 )
 def test_a_wrong_value_of_a_feature_is_refused(change, message):
@@ -162,12 +163,36 @@ def test_embed_dim_replaces_the_sizes_of_the_models_heads():
 
 
 @pytest.mark.parametrize(
+    ("tp", "q_heads", "kv_heads", "shard"),
+    [(1, 32, 8, (32, 8)), (4, 32, 8, (8, 2)), (8, 64, 4, (8, 1)), (16, 128, 1, (8, 1)), (4, 12, None, (3, 3))],
+)
+def test_a_shard_has_its_part_of_the_heads(tp, q_heads, kv_heads, shard):
+    case = case_from_config(config(tp=tp, model={"q_heads": q_heads, "kv_heads": kv_heads, "head_dim": 64}))
+    assert (case.q_heads, case.kv_heads, case.head_dim) == (*shard, 64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tp": 8}, "tp=8 GPUs cannot share 12 query heads and 12 key-value heads: set tp=6"),
+        ({"tp": 4, "model": {"kv_heads": 6}}, "tp=4 GPUs cannot share 12 query heads and 6 key-value heads: set tp=3"),
+        ({"tp": 0}, "tp=0 is not a whole number of GPUs: set tp=1, 2, 4 or 8"),
+        ({"tp": 2, "workload": "decoder_layer"}, "is a block of one GPU: set tp=1, or workload=attention"),
+    ],
+)
+def test_heads_that_cannot_be_shared_are_one_sentence(changes, message):
+    with pytest.raises(UserError, match=message):
+        case_from_config(config(**changes))
+
+
+@pytest.mark.parametrize(
     ("typed", "lengths", "kv_lengths"),
     [
         ("2q2k_3q1s1k", (2048, 2048, 1, 1, 1), (2048, 2048, 1024, 1024, 1024)),
         ("q7", (7,), None),
         ("2q16", (16, 16), None),
         ("q4s9_q2", (4, 2), (9, 2)),
+        ("q0s1k_q4s9_q0", (0, 4, 0), (1024, 9, 0)),
     ],
 )
 def test_requests_are_written_as_in_vllm(typed, lengths, kv_lengths):
@@ -185,11 +210,12 @@ def test_requests_are_written_as_in_vllm(typed, lengths, kv_lengths):
         ({"lengths": "2q"}, "lengths=2q is no batch of requests: write lengths=2q2k_32q1s1k"),
         ({"lengths": "0q5"}, "has 0 requests: from 1 to 65,536"),
         ({"lengths": "q5s3"}, "a request has 5 queries and only 3 keys"),
-        ({"lengths": "q0s3"}, "lengths=q0s3 has a request without a query"),
+        ({"lengths": "q0s3"}, r"lengths=\[0\] must be whole numbers, one of them positive"),
+        ({"lengths": [2, 0], "kv_lengths": [1, 5]}, "a request has 2 queries and only 1 keys"),
         ({"lengths": "q2s3", "kv_lengths": [3]}, "has the keys of its requests: set kv_lengths=null"),
         ({"lengths": [2], "kv_lengths": 3}, "kv_lengths=3 is no list"),
         ({"lengths": [2, 3], "kv_lengths": [3]}, "kv_lengths has 1 numbers, and lengths 2"),
-        ({"lengths": [2], "kv_lengths": [0]}, r"kv_lengths=\[0\] must be whole positive numbers"),
+        ({"lengths": [2], "kv_lengths": [0]}, r"kv_lengths=\[0\] must be whole numbers, one of them positive"),
         ({"lengths": None, "kv_lengths": [3]}, "set lengths too, or kv_lengths=null"),
         ({"lengths": "q2s3", "align": "top_left"}, "set align=bottom_right"),
     ],

@@ -34,6 +34,9 @@ def check(entry: Entry, status: str, reason: str | None) -> None:
     found = f"{entry.about} It ended {status}: {reason}"
     assert status in entry.statuses, found
     assert entry.words is None or re.search(entry.words, reason or ""), found
+    # Another attention is named only for what is one.
+    named = re.search("out is attention|gradients are those of", reason or "")
+    assert named is None or named[0] in (entry.words or ""), found
 
 
 @pytest.mark.parametrize("entry", [one for one in HERE if not one.worker], ids=lambda entry: entry.name)

@@ -1,11 +1,15 @@
 import itertools
+import re
+from dataclasses import replace
 
 import inprocess
 import pytest
+import torch
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
+from attn_exp.backends.base import load_backend
 from attn_exp.cli import dispatch
 from attn_exp.config.compose import compose_config, prepare_hydra, resolved_config
 from attn_exp.config.request import request_from_config
@@ -14,18 +18,24 @@ from attn_exp.core.catalogue import timers
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.host import nvml
 from attn_exp.core.host.nvml import GpuInfo
+from attn_exp.sweep.product import parsed_combinations
 
 CONF = conf_folder()
 FILES = sorted(CONF.rglob("*.yaml"))
 CHOICES = [path.relative_to(CONF).with_suffix("").as_posix().rsplit("/", 1) for path in FILES if path.parent != CONF]
 HEADER = "# @package _global_"
 GPU = GpuInfo(index=0, uuid="GPU-0", name="NVIDIA H200")
+LIBRARIES = ("cudnn_graph", "fa2", "fa3", "fa4", "flashinfer", "flashmla", "triton", "varlen", "vllm_fa3")
 # heads, key-value heads, head_dim, tokens
 SHAPES = {
     "gpt2": (12, 12, 64, 1024),
     "sdpa_bench": (16, 16, 128, 1024),
     "llama3_8b": (32, 8, 128, 8192),
     "flux": (24, 24, 128, 4608),
+    "gemma4": (16, 2, 512, 8192),
+    "gemma4_local": (16, 8, 256, 8192),
+    "deepseek_v4": (128, 1, 512, 8192),
+    "qwen35": (32, 2, 256, 8192),
 }
 
 
@@ -87,6 +97,43 @@ def test_the_models_have_their_published_shapes(model):
     assert case.kv_len == case.q_len
     assert case.value_dim == case.head_dim
     assert {path.stem for path in CONF.glob("model/*.yaml")} >= set(SHAPES)
+
+
+def test_models_with_latents_have_one_tensor_of_keys_and_values():
+    k3, v4 = (request(f"model={name}", "device=cpu", "passes=[forward]").case for name in ("kimi_k3", "deepseek_v4"))
+    assert (k3.q_heads, k3.kv_heads, k3.head_dim, k3.value_dim, k3.latent) == (96, 1, 576, 512, True)
+    assert (v4.value_dim, v4.latent, v4.window, v4.sink) == (512, True, 128, True)
+
+
+@pytest.mark.parametrize("backend", LIBRARIES)
+def test_heads_of_512_are_refused_with_the_dimensions_that_there_are(backend, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    asked = request("model=gemma4", f"backend={backend}", "dtype=bf16", gpus=[GPU])
+    refused = load_backend(asked.backend).unsupported(replace(asked.case, q_len=1), "cuda")
+    assert refused is not None and re.search(r"512|grouped heads|latent keys", refused)
+
+
+def jobs_of(experiment):
+    given = [f"+experiment={experiment}", "device=cpu"]
+    params = compose("config", given, return_hydra_config=True).hydra.sweeper.params
+    swept = [f"{key}={values}" for key, values in params.items()]
+    return [request(*given, *words).case for words in parsed_combinations(swept)]
+
+
+@pytest.mark.parametrize("experiment", ["serving", "paged"])
+def test_the_last_pages_of_experiments_are_partial(experiment):
+    for case in jobs_of(experiment):
+        lengths = case.kv_lengths or (case.kv_len,)
+        assert case.page_size is None or any(keys % case.page_size for keys in lengths), case
+
+
+def test_serving_is_what_servers_have_in_at_most_150_jobs():
+    cases = jobs_of("serving")
+    assert len(cases) <= 150
+    assert {case.q_len for case in cases} >= {1, 2, 4, 8, 16, 512, 1024}
+    assert {case.kv_len for case in cases if case.q_len >= 512} == {65530, 131060}
+    assert any(case.batch == 128 and case.kv_len == 32760 for case in cases)
+    assert any(case.empty_requests for case in cases) and any(case.q_heads == 4 for case in cases)
 
 
 def test_the_sdpa_sweep_is_the_thirty_configurations():

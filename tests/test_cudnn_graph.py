@@ -122,6 +122,43 @@ def test_a_paged_cache_is_a_container_with_a_table_and_lengths(fake, monkeypatch
         assert "set lengths=null and backend.api=binding" in refused
 
 
+def test_sinks_are_float32_arguments_whose_gradient_is_one_too(fake, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    case = replace(CASE, sink=True)
+    inputs = make_inputs(case, "cpu", 1, with_gradients=True)
+    made = CudnnGraph("c")
+    assert made.unsupported(case, "cuda") is None
+    calls = made.prepare(case, inputs)
+    gradients = calls.backward(calls.forward())()
+    forward, backward = (run[0] for run in fake.runs)
+    of_node = [graph.node for graph in fake.graphs]
+    sinks = forward[of_node[0]["sink_token"].uid]
+    assert sinks.dtype == torch.float32 and torch.equal(sinks, inputs.sink.detach().float())
+    assert torch.equal(backward[of_node[1]["sink_token"].uid], sinks)
+    # What the library leaves in its own dtype is returned in the case's.
+    written = backward[of_node[1]["dSink_token"].uid]
+    written.copy_(torch.arange(4.0).reshape(1, 4, 1, 1))
+    again = calls.backward(calls.forward())()
+    assert written.dtype == torch.float32 and torch.equal(again[3].float(), written)
+    assert [one.shape for one in gradients] == [leaf.shape for leaf in inputs.leaves]
+    assert [one.dtype for one in gradients] == [leaf.dtype for leaf in inputs.leaves]
+
+
+@pytest.mark.parametrize(
+    ("api", "changes", "what"),
+    [
+        ("binding", {"q_len": 1}, "one query"),
+        ("binding", {"batch": 1, "q_len": 16, "kv_len": 16, "lengths": (5, 8, 3)}, "packed sequences"),
+        ("binding", {"dtype": "float8_e4m3fn"}, "fp8"),
+        ("wrapper", {}, "cudnn.Graph"),
+    ],
+)
+def test_sinks_that_cudnn_has_not_are_refused(api, changes, what, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    refused = CudnnGraph("c", api=api).unsupported(replace(CASE, sink=True, **changes), "cuda")
+    assert refused == f"c has no sinks with {what}: set sink=false, or leave {what} out"
+
+
 def test_a_missing_package_is_unavailable_with_the_command_that_brings_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "cudnn", None)
     with pytest.raises(Unavailable, match=r"pip install 'attn_exp\[cudnn\]'"):

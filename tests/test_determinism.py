@@ -62,7 +62,7 @@ def test_pytorchs_backends_repeat_their_bits_on_a_cpu(machine, tmp_path, target,
     for direction in passes:
         facts = record.passes[direction].bitwise
         assert facts["calls"] == Bitwise(same=True, compared=99)
-        assert list(facts) == ["calls", "positions", "batch_sizes"]
+        assert list(facts) == ["calls", "positions", "batch_sizes", *(["phases"] if direction == "forward" else [])]
         assert (facts["positions"].compared, facts["batch_sizes"].compared) == (1, 2)
         assert record.metrics[f"{direction}/deterministic"] == 1.0
         # By the test's own means, with the same threads: whether one row alone has the bits that it has among two.
@@ -90,6 +90,13 @@ def test_a_split_that_depends_on_the_batch_shows_in_other_sizes_only(machine, tm
     # One row, and not four.
     assert (facts["batch_sizes"].compared, facts["batch_sizes"].differing) == (2, 1)
     assert facts["batch_sizes"].first.result in ("row 0 in a batch of 1", "row 1 in a batch of 1")
+
+
+def test_decoding_that_splits_its_keys_shows_against_the_prefill_of_the_same_tokens(machine, tmp_path):
+    facts = found("unsteady.SplitByQueries", machine, tmp_path, LONG)["forward"]
+    assert [facts[way].same for way in ("calls", "positions", "batch_sizes", "phases")] == [True, True, True, False]
+    assert (facts["phases"].compared, facts["phases"].differing) == (2, 1)
+    assert facts["phases"].first.result == "the last query alone"
 
 
 def test_a_row_that_depends_on_its_position_shows(machine, tmp_path):
@@ -172,7 +179,8 @@ def test_rivals_of_a_duel_are_compared_with_themselves(machine):
 
 
 def test_requests_with_more_keys_than_queries_change_places(machine, tmp_path):
-    case = replace(CASE, lengths=(16, 8, 8), kv_lengths=(32, 24, 40), q_len=32, kv_len=96, head_dim=32, value_dim=32)
+    sizes = {"lengths": (16, 8, 0, 8), "kv_lengths": (32, 24, 8, 40), "q_len": 32, "kv_len": 104}
+    case = replace(CASE, **sizes, head_dim=32, value_dim=32)
     facts = found("fakes.Honest", machine, tmp_path, case, passes=("forward", "backward"))
     for of_pass in facts.values():
         assert (of_pass["calls"].same, of_pass["positions"].compared, of_pass["batch_sizes"].compared) == (True, 2, 2)

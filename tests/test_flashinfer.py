@@ -35,6 +35,11 @@ CASES = [
     replace(CASE, q_len=1, kv_len=192, q_heads=8, softcap=2.0),
     replace(CASE, q_len=1, page_size=1, cache_dtype="fp8", layout="bshd"),
     replace(PACKED, kv_lengths=(5, 7, 8), kv_len=20, page_size=4),
+    replace(PACKED, lengths=(3, 0, 9), kv_lengths=(5, 0, 15), kv_len=20, page_size=4),
+    replace(PACKED, lengths=(0, 3, 0, 9)),
+    replace(CASE, sink=True, window=5),
+    replace(CASE, sink=True, q_len=1, page_size=16, kv_len=50),
+    replace(PACKED, sink=True, kv_lengths=(5, 7, 8), kv_len=20, page_size=4),
 ]
 LATENT = replace(CASE, q_heads=8, kv_heads=1, q_len=1, kv_len=40, head_dim=576, value_dim=512, latent=True)
 CASES += [LATENT, replace(LATENT, q_len=3, page_size=16), replace(LATENT, layout="bshd", page_size=1, pages="shared")]
@@ -52,9 +57,9 @@ def planned(monkeypatch):
             self.made = SimpleNamespace(backend=backend)
             known.append(self.made)
 
-        def of_requests(self, q, keys, values, options):
+        def of_requests(self, q, keys, values, options, **sinks):
             outs = [
-                plain(q[None, some], k[None].to(q.dtype), v[None].to(q.dtype), *options)[0]
+                plain(q[None, some], k[None].to(q.dtype), v[None].to(q.dtype), *options, **sinks)[0]
                 for some, k, v in zip(self.of_queries, keys, values, strict=True)
             ]
             return torch.cat(outs)
@@ -85,8 +90,9 @@ def planned(monkeypatch):
         def gathered(self, pool, scale):
             assert pool.shape[1] == self.page_size
             for pages, last in zip(self.pages, self.lasts, strict=True):
-                rows = torch.cat([pool[page].float() for page in pages]) * scale
-                yield rows[: (len(pages) - 1) * self.page_size + last]
+                # Without a page `get_length` is 0, whatever its last page has.
+                rows = torch.cat([pool[page].float() for page in pages] or [pool[0, :0].float()]) * scale
+                yield rows[: max(0, len(pages) - 1) * self.page_size + last]
 
         def run(self, q, paged_kv_cache, k_scale=1.0, v_scale=1.0):
             k, v = paged_kv_cache
@@ -102,6 +108,20 @@ def planned(monkeypatch):
             self.lie(paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, page_size)
             self.of_queries, self.dtypes = pieces(qo_indptr), (q_data_type, kv_data_type)
             self.options = (window_left, 0 if causal else -1, logits_soft_cap or 0.0)
+
+    class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper):
+        def __init__(
+            self, float_workspace_buffer, kv_layout, *, backend, q_data_type, kv_data_type, head_dim_qk, head_dim_vo,
+            window_left,
+        ):  # fmt: skip
+            super().__init__(float_workspace_buffer, kv_layout, backend)
+            self.built = (q_data_type, kv_data_type, head_dim_qk, head_dim_vo, window_left)
+
+        def run(self, q, paged_kv_cache, sink, sm_scale):
+            k, v = paged_kv_cache
+            assert self.built == (*self.dtypes, q.shape[-1], v.shape[-1], self.options[0])
+            assert sink.dtype == torch.float32 and sm_scale == q.shape[-1] ** -0.5
+            return self.of_requests(q, self.gathered(k, 1.0), self.gathered(v, 1.0), self.options, sinks=sink)
 
     class BatchDecodeWithPagedKVCacheWrapper(Paged):
         def plan(
@@ -132,6 +152,7 @@ def planned(monkeypatch):
 
     wrappers = (
         BatchPrefillWithRaggedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper, BatchDecodeWithPagedKVCacheWrapper,
+        BatchAttentionWithAttentionSinkWrapper,
     )  # fmt: skip
     install(monkeypatch, "flashinfer", **{wrapper.__name__: wrapper for wrapper in wrappers})
     plans = SimpleNamespace(csr=lambda *tensors: tensors)

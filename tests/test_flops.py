@@ -43,8 +43,9 @@ def visible_of_packed(case: Case) -> np.ndarray:
     mask = np.zeros((case.q_len, case.kv_len), dtype=bool)
     row = key = 0
     for queries, keys in zip(case.lengths, case.kv_lengths or case.lengths, strict=True):
-        own = replace(case, lengths=None, kv_lengths=None, q_len=queries, kv_len=keys)
-        mask[row : row + queries, key : key + keys] = visible(own)
+        if queries:
+            own = replace(case, lengths=None, kv_lengths=None, q_len=queries, kv_len=keys)
+            mask[row : row + queries, key : key + keys] = visible(own)
         row, key = row + queries, key + keys
     return mask
 

@@ -3,8 +3,10 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from fakes import CASE, make_request
 
+from attn_exp.attention.error import ulps_of
 from attn_exp.backends.base import calls_of
 from attn_exp.backends.eager import Eager
 from attn_exp.config.compose import compose_config, resolved_config
@@ -46,6 +48,27 @@ def test_eager_is_off_by_nothing_from_itself_and_others_are_off_by_the_rounding_
     assert errors[flash, "eager"] != errors[flash, "float32"]
 
 
+def test_errors_in_units_in_the_last_place_have_an_interval_and_a_sign():
+    right = 0.7 * torch.randn((2, 8, 64, 32), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    unit = torch.finfo(torch.bfloat16).eps * right.square().mean().sqrt()
+    rounded, large = (ulps_of((right + off * unit * right.sign()).bfloat16(), right) for off in (0.0, 1.0))
+    # Rounding leaves the root of a twelfth of a unit in the last place of each number.
+    assert 0.15 < rounded.rms < 0.29 and rounded.rms_half_width < 0.05 * rounded.rms
+    assert abs(rounded.mean) < 2 * rounded.mean_half_width < 0.05
+    assert abs(large.mean - 1.0) < 2 * large.mean_half_width < 0.05
+    assert ulps_of(right[:1, :1].bfloat16(), right[:1, :1]).rms_half_width is None
+    assert ulps_of(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4, dtype=torch.float64)) is None
+
+
+def test_a_record_has_them_with_float64_as_the_reference():
+    record = measured("attn_exp.backends.sdpa.Flash", "float64")
+    assert record.status == "ok", record.reason
+    for direction, name in (("forward", "out"), ("backward", "dq"), ("backward", "dk"), ("backward", "dv")):
+        ulps = record.passes[direction].errors[name].ulps
+        assert record.metrics[f"{direction}/error_{name}_ulp"] == ulps.rms > 0.1
+        assert record.metrics[f"{direction}/error_{name}_ulp_mean"] == ulps.mean
+
+
 def test_a_wrong_output_is_told_against_eager_too():
     record = measured(f"{__name__}:Scaled", "eager")
     assert record.status == "inaccurate"
@@ -57,7 +80,7 @@ def test_the_default_is_no_part_of_the_identity_and_eager_is():
         return request_from_config(resolved_config(compose_config(overrides, "a"), overrides), [])
 
     assert made().job == made("gold=float32").job != made("gold=eager").job
-    for overrides, told in ((["gold=float64"], "is not one of float32, eager"),
+    for overrides, told in ((["gold=double"], "is not one of float32, float64, eager"),
                             (["gold=eager", "model=flux", "workload=dit_block"], "attention alone")):  # fmt: skip
         with pytest.raises(UserError, match=told):
             made(*overrides)

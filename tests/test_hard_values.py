@@ -23,7 +23,7 @@ MASKS = (
     {"causal": True},
     {"causal": False},
     {"causal": True, "window": 40},
-    {"causal": True, "lengths": (70, 122)},
+    {"causal": True, "lengths": (0, 70, 0, 122, 0)},
     {"causal": True, "softcap": 50.0},
     {"causal": False, "softcap": 30.0},
 )

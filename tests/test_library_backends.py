@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch._dynamo.testing
 import yaml
 from standins import install, install_fa2, install_fa3, install_fa4, install_te, install_varlen, install_xformers
 from test_conf import CONF
 
 from attn_exp.attention.inputs import make_inputs
-from attn_exp.attention.reference import reference
+from attn_exp.attention.reference import reference, sink_gradients
 from attn_exp.backends.base import load_backend
 from attn_exp.backends.bshd import sequence_starts
 from attn_exp.backends.fa2 import FlashAttention2
@@ -75,6 +76,10 @@ CASES = [
     change(batch=1, lengths=LENGTHS),
     change(batch=1, lengths=LENGTHS, causal=True),
     change(batch=1, lengths=LENGTHS, causal=True, window=3, softcap=2.0),
+    change(sink=True),
+    change(sink=True, causal=True, window=4, softcap=0.7),
+    change(sink=True, batch=1, lengths=LENGTHS, causal=True),
+    change(batch=1, lengths=(0, 5, 0, 7, 0), causal=True),
     change(batch=1, kv_heads=4, lengths=LENGTHS),
     change(batch=1, kv_heads=4, lengths=LENGTHS, causal=True),
     change(batch=1, kv_heads=4, lengths=LENGTHS, causal=True, window=3, layout="bshd"),
@@ -95,10 +100,13 @@ def computed(backend, case, seed=3):
     with calls.scope():
         out = calls.forward()
         gradients = calls.backward(out)()
-    return inputs, calls, dict(zip(("out", "dq", "dk", "dv"), (out.detach(), *gradients), strict=True))
+    return inputs, calls, dict(zip(("out", *inputs.gradient_names), (out.detach(), *gradients), strict=True))
 
 
 def assert_right(case, inputs, found):
+    if case.sink:
+        right, _ = sink_gradients(case, inputs, torch.arange(case.kv_heads))
+        torch.testing.assert_close(found["d_sink"], right, rtol=1e-4, atol=1e-5)
     for name, tensor in reference(case, inputs, with_gradients=True).items():
         assert found[name].shape == tensor.shape, name
         torch.testing.assert_close(
@@ -147,6 +155,9 @@ def test_flash_attention_4_pairs_fewer_dimensions_on_blackwell(monkeypatch):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
         return FlashAttention4("fa4").unsupported(change(dtype="bfloat16", **changes), "cuda")
 
+    assert "no sinks with head dimensions of 256 on Blackwell" in reason(
+        (10, 0), sink=True, head_dim=256, value_dim=256
+    )
     pair = {"head_dim": 256, "value_dim": 128, "kv_heads": 4}
     assert reason((9, 0), **pair) is None
     assert "on Blackwell" in reason((10, 0), **pair)

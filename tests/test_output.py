@@ -8,7 +8,7 @@ import pytest
 import sweeps
 
 
-@pytest.mark.parametrize(("output", "code"), [(">/dev/full", 1), (">&-", 0), ("| head -c 1 >/dev/null", 0)])
+@pytest.mark.parametrize(("output", "code"), [(">/dev/full", 1), (">&-", 1), ("| head -c 1 >/dev/null", 0)])
 def test_a_command_says_that_its_results_are_not_written(output, code, tmp_path):
     sweeps.write(tmp_path / "multirun" / "a", [sweeps.job("flash", 100), sweeps.job("cudnn", 80)])
     command = f"{sys.executable} -m attn_exp compare a {output}"
@@ -16,4 +16,4 @@ def test_a_command_says_that_its_results_are_not_written(output, code, tmp_path)
         ["bash", "-c", command], cwd=tmp_path, env=cli.environment(), capture_output=True, text=True, check=False
     )
     assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
-    assert ("standard output cannot be written: No space left on device" in done.stderr) == bool(code)
+    assert ("standard output cannot be written: " in done.stderr) == bool(code)

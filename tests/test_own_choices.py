@@ -12,6 +12,7 @@ from attn_exp.config.request import request_from_config
 from attn_exp.core.errors import UserError
 from attn_exp.execution.capabilities import ask, configured
 from attn_exp.results.result import by_options, result_of
+from attn_exp.tracking.base import params
 
 MINE = "_target_: elsewhere.Mine\nname: mine\nscale: null\n"
 
@@ -45,6 +46,17 @@ def own(tmp_path):
 )
 def test_a_key_that_another_refers_to_is_fine(overrides, batch):
     assert resolved_config(compose_config(overrides, "a"))["batch"] == batch
+
+
+def test_a_shard_is_named_after_its_model_and_is_the_job_of_its_heads():
+    def request(*overrides):
+        return request_from_config(resolved_config(compose_config([*overrides, "device=cpu"], "a"), overrides), [])
+
+    shard = request("model=llama3_8b", "tp=8")
+    assert (shard.model, shard.config["tp"]) == ("llama3_8b-tp8", 8)
+    assert params(shard)["model"] == "llama3_8b-tp8"
+    assert shard.job == request("model=llama3_8b", "model.q_heads=4", "model.kv_heads=1").job
+    assert request("model=llama3_8b", "tp=1").model == "llama3_8b"
 
 
 def test_a_width_and_another_head_dim_are_not_both_taken():

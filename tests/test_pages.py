@@ -14,6 +14,7 @@ from attn_exp.attention.hard_values import make_inputs_of
 from attn_exp.attention.inputs import Inputs, make_inputs, paged
 from attn_exp.attention.pages import CACHE_SCALE, Pages, Paging, pages_of
 from attn_exp.attention.reference import reference
+from attn_exp.attention.tolerance import part_of
 from attn_exp.backends.base import Calls, calls_of, supported_passes
 from attn_exp.backends.eager import Eager
 from attn_exp.backends.fa2 import FlashAttention2
@@ -25,6 +26,7 @@ from attn_exp.core.case.features import PAGES
 from attn_exp.core.case.flops import compulsory_bytes, flops
 from attn_exp.hunt.example import Example
 from attn_exp.results.duel_command import case_words
+from attn_exp.worker.check.serving import shortened
 from attn_exp.worker.measure import measure
 
 CPU = torch.device("cpu")
@@ -42,7 +44,7 @@ def random_case(seed: int) -> Case:
     mask = {draw.choice(("window", "prefix", "chunk")): draw.randint(1, 40)} if causal and draw.random() < 0.5 else {}
     sizes: dict[str, Any] = {"batch": draw.choice((1, 2, 3)), "q_len": q_len, "kv_len": q_len + draw.randint(0, 60)}
     if draw.random() < 0.5:
-        lengths = tuple(draw.randint(1, 5) for _ in range(draw.randint(1, 4)))
+        lengths = (*(draw.randint(0, 5) for _ in range(draw.randint(0, 3))), draw.randint(1, 5))
         kv_lengths = draw.choice((None, tuple(length + draw.randint(0, 30) for length in lengths)))
         sizes = {"batch": 1, "q_len": sum(lengths), "kv_len": sum(kv_lengths or lengths)}
         sizes |= {"lengths": lengths, "kv_lengths": kv_lengths}
@@ -262,3 +264,15 @@ def test_a_case_is_typed_with_its_pages_and_other_sizes_are_refused() -> None:
     some = Supports(devices=("cpu",), dtypes=("float32",), features=("paged",), page_sizes=(16, 32))
     assert some.refusal(one, "cpu") == "has pages of 16 or 32 keys, not 64: set page_size=16"
     assert some.refusal(case(page_size=32), "cpu") is None
+
+
+def test_requests_without_a_query_are_in_no_part_of_a_case() -> None:
+    empty = case(batch=1, lengths=(0, 1, 0), kv_lengths=(4096, 32, 32), q_len=1, kv_len=4160)
+    # Half of a page less, of those that have a query.
+    shorter = shortened(empty)
+    assert shorter is not None and (shorter.lengths, shorter.kv_lengths) == ((1,), (24,))
+    assert shortened(replace(empty, lengths=(16, 0, 0), q_len=16, kv_lengths=(16, 32, 32), kv_len=80)) is None
+    # Tolerances are of the first requests that have one.
+    long = case(batch=1, page_size=None, lengths=(0, 5000), kv_lengths=(5000, 5000), q_len=5000, kv_len=10000)
+    part, inputs = part_of(long, make_inputs(long, "cpu", 1, with_gradients=False))
+    assert part.lengths is not None and part.lengths[0] == part.q_len == inputs.q_bhsd.shape[2] > 0

@@ -165,6 +165,7 @@ def test_an_engine_gets_every_case_and_backend_and_reads_them_without_torch(swee
     paged = [sweeps.case(batch=batch, q_len=1, kv_len=4096, causal=True, page_size=16) for batch in (1, 32)]
     times = {"flashinfer": 100.0, "fa3": 150.0}
     made = [sweeps.job(name, us, None, of=one) for one in paged for name, us in times.items()]
+    made = [replace(one, metrics=one.metrics | {"forward/event_time_us": 170.0}) for one in made]
     sweep(made, "serving")
     out = tmp_path / "picks.json"
     code, _, err = call("pick", "serving", "target=json", f"out={out}", f"folder={tmp_path}")
@@ -172,6 +173,8 @@ def test_an_engine_gets_every_case_and_backend_and_reads_them_without_torch(swee
     whole = json.loads(out.read_text())
     assert (whole["schema"], whole["version"]) == ("attn_exp.picks", 1)
     assert [cell["case"]["page_size"] for cell in whole["cells"]] == [16, 16]
+    # The order may differ with the host's part.
+    assert whole["cells"][0]["timers_us"] == {"device": times, "event": dict.fromkeys(times, 170.0)}
     loader = ROOT / "examples" / "load_picks.py"
     ran = subprocess.run(
         [sys.executable, "-I", loader, out, "batch=24", "kv_len=8192", *["page_size=16", "causal=true", "window=null"]],

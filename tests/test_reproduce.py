@@ -70,6 +70,14 @@ def test_there_are_the_figures_that_were_asked_for():
     assert len({one.name for one in FIGURES}) == len(FIGURES)
 
 
+def test_decoding_by_cudnn_is_compared_as_time():
+    figures = choose(FIGURES, "cudnn_decode_h200")
+    assert [sum(one.case.q_len == queries for one in figures) for queries in (1, 8, 16)] == [16, 16, 16]
+    (longest,) = choose(FIGURES, "cudnn_decode_h200/cudnn-b128-q8-kv131072")
+    assert longest.value == (103506.986, "us") and longest.case.batch == 128 and longest.case.align == "bottom_right"
+    assert all(one.case.causal == (one.case.q_len > 1) and one.tflops is None for one in figures)
+
+
 def test_each_configuration_is_what_hydra_makes_of_its_overrides():
     # One figure of each source, dtype, window and setting; the others differ from one of these only in numbers.
     kinds = {

@@ -41,6 +41,7 @@ CASES = {
     "prefix bottom-right, longer queries": case(causal=True, prefix=7, q_len=90, kv_len=37),
     "chunks, longer keys": case(causal=True, chunk=40, q_len=50, kv_len=97),
     "blocks bottom-right, rows without keys": case(causal=True, block=7, q_len=90, kv_len=37),
+    "packed empty": case(causal=True, q_len=53, kv_len=53, lengths=(0, 13, 0, 40, 0)),
     "packed causal window": case(causal=True, window=9, q_len=80, kv_len=80, lengths=(13, 1, 40, 26)),
     "requests": case(q_len=22, kv_len=97, lengths=(1, 20, 1), kv_lengths=(40, 20, 37), causal=True, q_heads=4),
     "one key-value head": case(q_heads=4, kv_heads=1, q_len=33, kv_len=50),

@@ -25,6 +25,10 @@ CASES = [
     replace(CASE, page_size=3, pages="shared", window=4),
     replace(PACKED, kv_lengths=(5, 7, 8), kv_len=20),
     replace(PACKED, kv_lengths=(5, 7, 8), kv_len=20, page_size=4),
+    replace(CASE, sink=True, window=5),
+    replace(PACKED, sink=True, kv_lengths=(5, 7, 8), kv_len=20, page_size=4),
+    replace(PACKED, lengths=(3, 0, 9), kv_lengths=(5, 7, 9), kv_len=21, page_size=4),
+    replace(PACKED, lengths=(0, 3, 0, 9)),
     LATENT,
     replace(LATENT, page_size=16, layout="bshd"),
 ]
@@ -47,20 +51,21 @@ def planned(monkeypatch):
     def flash_attn_varlen_func(
         q, k, v, max_seqlen_q, cu_seqlens_q, max_seqlen_k, cu_seqlens_k=None, seqused_k=None, q_v=None,
         softmax_scale=None, causal=False, window_size=None, softcap=0.0, block_table=None, scheduler_metadata=None,
-        fa_version=2,
+        fa_version=2, s_aux=None,
     ):  # fmt: skip
+        assert s_aux is None or (s_aux.dtype == torch.bfloat16 and s_aux.is_contiguous())
         assert fa_version == 3 and max_seqlen_q == cu_seqlens_q.diff().max()
         if q_v is not None:
             q, k = torch.cat((q_v, q), -1), torch.cat((v, k), -1)
         assert softmax_scale == q.shape[-1] ** -0.5
         left, right = window_size[0], 0 if causal else -1
         if block_table is None:
-            return packed(q, k, v, cu_seqlens_q, max_seqlen_q, left, right, softcap, starts_of_keys=cu_seqlens_k)
+            return packed(q, k, v, cu_seqlens_q, max_seqlen_q, left, right, softcap, cu_seqlens_k, sinks=s_aux)
         assert scheduler_metadata == plans[-1] and cu_seqlens_k is None
         outs = []
         for some, pages, length in zip(pieces(cu_seqlens_q), block_table.tolist(), seqused_k.tolist(), strict=True):
             keys, values = (pool[pages].flatten(0, 1)[None, :length] for pool in (k, v))
-            outs.append(plain(q[None, some], keys, values, left, right, softcap)[0])
+            outs.append(plain(q[None, some], keys, values, left, right, softcap, sinks=s_aux)[0])
         return torch.cat(outs)
 
     members = {"flash_attn_varlen_func": flash_attn_varlen_func, "get_scheduler_metadata": get_scheduler_metadata}

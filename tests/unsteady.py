@@ -54,6 +54,13 @@ class Atomics(Chunked):
         return random.sample(range(chunks), chunks)
 
 
+class SplitByQueries(Chunked):
+    """Decoding splits the keys into more chunks than a prefill."""
+
+    def count(self, case: Case) -> int:
+        return 16 if case.q_len == 1 else 4
+
+
 class SplitByBatch(Chunked):
     """A small batch is split into more chunks, so that more processors have work."""
 

@@ -4,8 +4,9 @@ A change of sign is one small kernel a tensor, allocates nothing, keeps a normal
 again restores the numbers.
 """
 
+import contextlib
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -97,6 +98,35 @@ class Contents:
         for tensor in self.tensors.values():
             self._signs(tensor)[tensor.data_ptr()] = False
 
+    @contextlib.contextmanager
+    def free_as(self, number: float, *, room: bool) -> Iterator[str]:
+        """Fill memory beside the tensors that belongs to no request with a number; yield what that is, "" if none.
+
+        `room` says that packed tokens have memory of their own behind them (attn_exp/attention/inputs.py, with_room).
+        """
+        free, what = list[tuple[torch.Tensor, torch.Tensor | slice]](), list[str]()
+        for name, tensor in self.tensors.items():
+            if self._paging is not None and name in _IN_PAGES:
+                if self._latent and name == "v":
+                    continue
+                slots = self._paging.free_slots()
+                pool = (tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor).data.flatten(0, 1)
+                free += [(pool, slots)] if len(slots) else []
+                what += ["slots without a key"] if len(slots) else []
+            elif room and name != "d_out" and not (self._latent and name == "v"):
+                behind = _behind(tensor)
+                free += [(behind, slice(None))] if len(behind) else []
+                what += ["memory behind the last token"] if len(behind) else []
+        kept = [memory[places].clone() for memory, places in free]
+        try:
+            for memory, places in free:
+                # A code with all bits of its exponent and mantissa is a NaN.
+                memory[places] = 0x7F if memory.dtype == torch.uint8 else number
+            yield " and ".join(dict.fromkeys(what))
+        finally:
+            for (memory, places), numbers in zip(free, kept, strict=True):
+                memory[places] = numbers
+
     def written(self, seeded: Any) -> str | None:
         """Return the name of a tensor whose numbers are not those that were written into it, or None."""
         for name, tensor in self.tensors.items():
@@ -141,6 +171,12 @@ def change_all(several: Sequence[Contents], direction: str) -> None:
             if place not in changed:
                 changed.add(place)
                 contents.toggle(name)
+
+
+def _behind(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the memory behind the last number of a dense tensor, as one row."""
+    size, end = tensor.untyped_storage().nbytes() // tensor.element_size(), tensor.storage_offset() + tensor.numel()
+    return tensor.data.as_strided((size - end,), (1,), end)
 
 
 def _place(tensor: torch.Tensor) -> tuple[int, int]:

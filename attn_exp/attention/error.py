@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from attn_exp.attention.sampling import Places
-from attn_exp.core.record.checked import TensorError
+from attn_exp.core.record.checked import TensorError, Ulps
+from attn_exp.core.stats.student import student_t_975
 from attn_exp.core.text import apart
 
 # Rows of a tile.
@@ -176,6 +177,32 @@ def judged_error(
     where = {name: int(part.argmax()) for name, part in parts.items()}
     shape = tuple(tensor.shape)
     return replace(error, where={name: place_of_row(name, at, shape, places, tile) for name, at in where.items()})
+
+
+def ulps_of(tensor: torch.Tensor, reference: torch.Tensor, scale: float = 1.0) -> Ulps | None:
+    """Return the error of a tensor (batch, heads, n, dim) in units in the last place; heads are taken as independent.
+
+    None if it is not finite, or vanishes.
+    """
+    root = reference.square().mean().sqrt().item()
+    if not root or reference.ndim != _BHSD:
+        return None
+    # Not that of the next lower power of two: the same error would have two figures on both sides of one.
+    unit = torch.finfo(tensor.dtype).eps * root
+    squares, sums = [], []
+    for found, right in zip(tensor.detach().flatten(0, 1), reference.flatten(0, 1), strict=True):
+        off = (found.to(right.dtype) * scale - right) / unit
+        squares.append(off.square().mean())
+        sums.append((off * right.sign()).mean())
+    by_head = torch.stack([torch.stack(squares), torch.stack(sums)])
+    (square, mean), heads = by_head.mean(-1).tolist(), by_head.shape[-1]
+    if not math.isfinite(square):
+        return None
+    rms = square**0.5
+    if heads == 1:
+        return Ulps(rms=rms, rms_half_width=None, mean=mean, mean_half_width=None)
+    of_square, of_mean = (student_t_975(heads - 1) * by_head.std(-1) / heads**0.5).tolist()
+    return Ulps(rms=rms, rms_half_width=of_square / (2 * rms or 1.0), mean=mean, mean_half_width=of_mean)
 
 
 def inaccuracy(errors: dict[str, TensorError]) -> str | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from attn_exp.attention.error import TILE, UNIT, VANISHING, Tolerance, Unit, judged_error
+from attn_exp.attention.error import TILE, UNIT, VANISHING, Tolerance, Unit, judged_error, ulps_of
 from attn_exp.attention.formula import seen_keys
 from attn_exp.attention.inputs import Inputs
 from attn_exp.attention.reference import reference_and_largest_score, sink_gradients
@@ -85,7 +85,9 @@ class Expected:
         places, bounds, unit = self.places.get(name), self.tolerances[name], self.units.get(name, UNIT)
         whole = places is None or places.rows.shape[-1] == self.shape(name)[2]
         tile, sizes = TILE if whole else TILE // GROUP, self.row_sizes.get(name)
-        return judged_error(rows, self.tensors[name], bounds, scale, places=places, tile=tile, unit=unit, sizes=sizes)
+        expected = self.tensors[name]
+        error = judged_error(rows, expected, bounds, scale, places=places, tile=tile, unit=unit, sizes=sizes)
+        return error if expected.dtype != torch.float64 else replace(error, ulps=ulps_of(rows, expected, scale))
 
 
 def expected(

@@ -237,11 +237,12 @@ def _keys(case: Case, heads: int, kind: Kind, channels: Channels, generator: tor
 
 def _starts(case: Case, device: torch.device) -> torch.Tensor:
     """Return 1 for the first key of each sequence, else 0, (kv_len,)."""
-    starts = torch.zeros(case.kv_len, device=device)
+    # One place more, where empty sequences behind the last key would start.
+    starts = torch.zeros(case.kv_len + 1, device=device)
     starts[0] = 1.0
     if case.lengths is not None:
         starts[torch.tensor(case.kv_lengths or case.lengths, device=device).cumsum(0)[:-1]] = 1.0
-    return starts
+    return starts[:-1]
 
 
 def _magnitudes(case: Case, kind: Kind, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

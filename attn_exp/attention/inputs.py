@@ -13,6 +13,8 @@ from attn_exp.core.case.case import GIVEN, INT8, NORMAL, Case
 
 # The largest finite e4m3 number (arXiv:2209.05433, table 1).
 E4M3_MAX = 448.0
+# Tokens that packed sequences leave free at the end of their memory: what a tile of most kernels reads beyond.
+_TOKENS_BEHIND = 128
 _DISTRIBUTION = "normal(0, 1)"
 _QUANTISED = "normal(0, 1) in float32, then e4m3 with one scale a tensor (amax / 448)"
 # dq, dk and dv; for a block, the gradients of its inputs and weights.
@@ -222,7 +224,26 @@ def make_inputs(case: Case, device: str, seed: int, *, with_gradients: bool) -> 
         made = Inputs(of_q.codes, of_k.codes, of_v.codes, of_d_out.codes, scales)
     for tensor in made.leaves:
         tensor.requires_grad_(with_gradients)
-    return made.laid_out(case.layout)
+    return with_room(case, made.laid_out(case.layout))
+
+
+def has_room(case: Case) -> bool:
+    """Whether a case's tensors have memory behind them: packed tokens that lie behind each other."""
+    return case.lengths is not None and case.layout == "bshd" and not case.in_codes and not case.latent
+
+
+def with_room(case: Case, inputs: Inputs) -> Inputs:
+    """Return packed tokens in memory that goes on behind the last one, as the buffers of a server do."""
+    if not has_room(case):
+        return inputs
+
+    def roomy(tensor: torch.Tensor) -> torch.Tensor:
+        _, heads, length, dim = tensor.shape
+        buffer = torch.zeros((1, length + _TOKENS_BEHIND, heads, dim), dtype=tensor.dtype, device=tensor.device)
+        tokens = buffer[:, :length].transpose(1, 2)
+        return tokens.copy_(tensor.detach()).requires_grad_(tensor.requires_grad)
+
+    return inputs.mapped(roomy)
 
 
 def paged(case: Case, inputs: Inputs) -> Inputs:
@@ -250,8 +271,8 @@ def _laid_out(tensor_bhsd: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 def autograd_backward(inputs: DifferentiableInputs, out: torch.Tensor) -> Callable[[], Gradients]:
-    """Return a call of `torch.autograd.grad` on an output; gradients do not accumulate."""
-    return partial(torch.autograd.grad, out, inputs.leaves, inputs.d_out, retain_graph=True)
+    """Return a call of `torch.autograd.grad` on an output; gradients do not accumulate, and a missing one is None."""
+    return partial(torch.autograd.grad, out, inputs.leaves, inputs.d_out, retain_graph=True, allow_unused=True)
 
 
 class Accumulator:
@@ -271,7 +292,8 @@ class Accumulator:
             gradients = call()
             with torch.no_grad():
                 for kept, gradient in zip(self.sums, gradients, strict=True):
-                    kept.add_(gradient)
+                    if gradient is not None:
+                        kept.add_(gradient)
             return gradients
 
         return accumulating

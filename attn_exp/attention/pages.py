@@ -51,7 +51,7 @@ class Pages:
     @property
     def keys_of_last_pages(self) -> torch.Tensor:
         """Return how many keys the last page of each request has, int32 (FlashInfer's last_page_len)."""
-        counts = [(length - 1) % self.page_size + 1 for length in self.lengths]
+        counts = [(length - 1) % self.page_size + 1 if length else 0 for length in self.lengths]
         return torch.tensor(counts, dtype=torch.int32, device=self.table.device)
 
     def slots(self) -> torch.Tensor:
@@ -118,6 +118,12 @@ class Paging:
         self._in_codes = case.cache_dtype is not None
         # The slots of keys, int64 (batch, kv_len): those of packed sequences lie behind each other as the requests do.
         self.slots = pages.slots().view(case.batch, case.kv_len)
+
+    def free_slots(self) -> torch.Tensor:
+        """Return the slots that hold no key, int64."""
+        free = torch.ones(self.pages.count * self.pages.page_size, dtype=torch.bool, device=self.slots.device)
+        free[self.slots.flatten()] = False
+        return free.nonzero().squeeze(1)
 
     def pool_of(self, tensor_bhsd: torch.Tensor) -> torch.Tensor:
         """Return a new pool that has a tensor of keys or values in its pages, and random numbers elsewhere."""

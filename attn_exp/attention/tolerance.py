@@ -203,8 +203,9 @@ def _first_requests(
     lengths: tuple[int, ...], kv_lengths: tuple[int, ...], queries: int, keys: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return as many requests as have these queries and keys together, at least the first one, which is then cut."""
-    kept = [(min(lengths[0], queries, keys), min(kv_lengths[0], keys))]
-    for request in zip(lengths[1:], kv_lengths[1:], strict=True):
+    first, *others = ((own, of) for own, of in zip(lengths, kv_lengths, strict=True) if own)
+    kept = [(min(first[0], queries, keys), min(first[1], keys))]
+    for request in others:
         if sum(own for own, _ in kept) + request[0] > queries or sum(own for _, own in kept) + request[1] > keys:
             break
         kept.append(request)

@@ -9,6 +9,7 @@ from attn_exp.attention.error import inaccuracy
 from attn_exp.attention.expected import Expected
 from attn_exp.attention.inputs import DifferentiableInputs, Inputs
 from attn_exp.attention.mask_edges import edge_error
+from attn_exp.attention.mistakes import mistake
 from attn_exp.core.case.case import NORMAL, Case
 from attn_exp.core.record.checked import TensorError
 
@@ -61,6 +62,9 @@ def verdict(
     wrong = wrong or inaccuracy(errors)
     if wrong and "as if scores were scaled" in wrong and case.softcap is not None:
         wrong = f"{wrong}, perhaps by another softcap than {case.softcap:g}"
+    if wrong and isinstance(inputs, Inputs) and "out" in tensors:
+        named = mistake(case, inputs, tensors, expected.tolerances, scales)
+        wrong = wrong if named is None else f"{named}: {wrong}"
     return Verdict(errors, wrong, expected.rows, expected.rows_of, expected.heads)
 
 

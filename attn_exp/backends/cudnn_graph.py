@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from attn_exp.attention.inputs import Gradients, Inputs, paged
+from attn_exp.attention.inputs import Gradients, Inputs, paged, sinks_in
 from attn_exp.backends.base import FUSED_SHARE, Calls, DeclarativeBackend
 from attn_exp.backends.cudnn_fp8 import fp8_calls, fp8_refusal
 from attn_exp.backends.cudnn_plan import (
@@ -45,7 +45,7 @@ class CudnnGraph(DeclarativeBackend):
     supports = Supports(
         dtypes=("bfloat16", "float16", E4M3),
         masks=("window",),
-        features=("packed", "paged"),
+        features=("sink", "packed", "paged"),
         value_dims="any",
         head_dim_multiple=8,
         largest_head_dim=256,
@@ -71,6 +71,13 @@ class CudnnGraph(DeclarativeBackend):
             return f"{self.name} has no packed sequences through cudnn.Graph: set backend.api=binding"
         if refusal is None and case.page_size is not None and (case.lengths is not None or self.api == "wrapper"):
             return f"{self.name} takes pages of rows through cudnn.pygraph: set lengths=null and backend.api=binding"
+        if refusal is None and case.sink:
+            # https://github.com/NVIDIA/cudnn-frontend/blob/main/benchmark/attention_inference/README.md: sinks have no
+            # fp8 and no single query. The gradient sums over all rows of a padded batch.
+            others = {"one query": case.q_len == 1, "packed sequences": case.lengths is not None, "fp8": case.quantised}
+            others["cudnn.Graph"] = self.api == "wrapper"
+            lacking = next((name for name, has in others.items() if has), None)
+            refusal = lacking and f"{self.name} has no sinks with {lacking}: set sink=false, or leave {lacking} out"
         if refusal is None and case.quantised:
             refusal = fp8_refusal(case, torch.cuda.get_device_capability())
             return f"{self.name} {refusal}" if refusal else None
@@ -98,6 +105,9 @@ class CudnnGraph(DeclarativeBackend):
             operands = {"q": operand(placed.q_bhsd), **paged_operands(case, placed)}
         else:
             operands = {name: operand_of(case, tensor) for name, tensor in zip("qkv", placed.qkv, strict=True)}
+        sinks = sinks_in(case, placed)
+        if sinks is not None:
+            operands["sink_token"] = operand(sinks.detach().float())
         out_bhsd = torch.empty_like(placed.d_out_bhsd)
         outputs = [operand_of(case, out_bhsd)]
         with_stats = inputs.q_bhsd.requires_grad
@@ -122,19 +132,26 @@ class CudnnGraph(DeclarativeBackend):
             # Every forward writes the same output, so one plan serves all of them.
             if not built:
                 gradients = tuple(torch.empty_like(tensor) for tensor in placed.qkv)
+                returned, of_sinks = gradients, {}
+                if placed.sink is not None:
+                    # An argument of the node that it writes.
+                    of_sinks["dSink_token"] = operand(torch.empty_like(placed.sink, dtype=torch.float32))
+                    returned = (*gradients, torch.empty_like(placed.sink))
                 saved = {"o": operand_of(case, out), "dO": operand_of(case, placed.d_out_bhsd), "stats": outputs[1]}
                 backward_plan = build(
                     cudnn,
                     self.api,
                     node_of("sdpa_backward", **options, **backward_options(case, deterministic=self.deterministic)),
-                    operands | saved | sequence_lengths(case, out.device),
+                    operands | saved | of_sinks | sequence_lengths(case, out.device),
                     [operand_of(case, gradient) for gradient in gradients],
                 )
                 notes.update(backward_plan.notes("backward"))
 
                 def call() -> Gradients:
                     backward_plan.run()
-                    return gradients
+                    for of_token in of_sinks.values():
+                        returned[-1].copy_(of_token.tensor)
+                    return returned
 
                 built.append(call)
             return built[0]

@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from attn_exp.attention.inputs import Inputs
+from attn_exp.attention.inputs import Inputs, sinks_in
 from attn_exp.backends.base import FUSED_SHARE, Calls, Reproducible
 from attn_exp.backends.bshd import BshdAttention, bshd_calls, flash_window, sequence_starts, unbatched
 from attn_exp.backends.package import Package, Refused
@@ -28,7 +28,9 @@ class FlashAttention4(Reproducible):
     supports = Supports(
         align=("bottom_right",),
         masks=("window",),
-        features=("softcap", "packed"),
+        # Empty sequences: https://github.com/Dao-AILab/flash-attention/blob/0251105/tests/cute/test_flash_attn.py,
+        # `zero_lengths_q`.
+        features=("softcap", "sink", "packed", "empty_requests"),
         head_dims=(64, 96, 128, 256),
         value_dims=((192, 128), (256, 128)),
         # 8.x and 12.x have kernels too, but 8.x has no backward and 12.x neither splits nor a deterministic backward.
@@ -48,6 +50,9 @@ class FlashAttention4(Reproducible):
     def unsupported(self, case: Case, device: str) -> str | None:
         """Also refuse pairs of head dimensions that Blackwell lacks. `prepare` refuses what lacks only a backward."""
         refusal = super().unsupported(case, device)
+        if refusal is None and case.sink and case.head_dim == 256 and torch.cuda.get_device_capability()[0] > _HOPPER:
+            # flash_attn/cute/interface.py: "SM100 forward with head_dim=256 does not support learnable_sink"
+            return f"{self.name} has no sinks with head dimensions of 256 on Blackwell: set sink=false"
         if refusal is not None or case.head_dim == case.value_dim:
             return refusal
         if torch.cuda.get_device_capability()[0] > _HOPPER:
@@ -63,9 +68,12 @@ class FlashAttention4(Reproducible):
             # flash_attn/cute/flash_bwd_sm90.py: "GQA backward requires head_dim == head_dim_v"
             raise Refused("no backward for grouped heads of different dimensions: set passes=[forward]")
         left, right = flash_window(causal=case.causal, window=case.window)
+        sinks = sinks_in(case, inputs)
         options = {
             "causal": case.causal,
             "window_size": (left if left >= 0 else None, right if right >= 0 else None),
+            # Its gradient is returned as those of q, k and v.
+            "learnable_sink": None if sinks is None else sinks.flatten(),
             "softcap": case.softcap or 0.0,
             "deterministic": self.deterministic,
         }

@@ -7,6 +7,7 @@ import torch
 
 from attn_exp.attention.inputs import Inputs, paged
 from attn_exp.attention.pages import CACHE_SCALE, Pages
+from attn_exp.attention.scores import sinks_of
 from attn_exp.backends.base import FUSED_SHARE, Calls, DeclarativeBackend
 from attn_exp.backends.bshd import BshdAttention, bshd_calls, flash_window, paged_calls, starts_of, unbatched
 from attn_exp.backends.package import Package, WrongOption
@@ -33,14 +34,16 @@ class FlashInfer(DeclarativeBackend):
     preparation, like the compilation with nvcc; `run` is timed. One query for each request goes to
     `BatchDecodeWithPagedKVCacheWrapper`, latent keys to `BatchMLAPagedAttentionWrapper`: for both, a cache without
     pages is one of pages behind each other. All else goes to `BatchPrefillWithPagedKVCacheWrapper` or, without pages,
-    `BatchPrefillWithRaggedKVCacheWrapper`. `kernel` forces its own FlashAttention 2 or 3.
+    `BatchPrefillWithRaggedKVCacheWrapper`, and with sinks to `BatchAttentionWithAttentionSinkWrapper`. `kernel` forces
+    its own FlashAttention 2 or 3.
     """
 
     supports = Supports(
         passes=("forward",),
         align=("bottom_right",),
         masks=("window",),
-        features=("softcap", "latent", "packed", "ragged", "paged", "fp8_cache"),
+        # Empty requests: https://github.com/flashinfer-ai/flashinfer/blob/main/include/flashinfer/page.cuh, get_length.
+        features=("softcap", "sink", "latent", "packed", "ragged", "empty_requests", "paged", "fp8_cache"),
         head_dims=(64, 128, 192, 256),
         value_dims=((192, 128), _LATENT),
         capability=(8, 0),
@@ -72,6 +75,12 @@ class FlashInfer(DeclarativeBackend):
         lacking = next((key for key, value in lacks.items() if case.latent and value is not None), None)
         if refusal is None and lacking:
             return f"{self.name} has no {lacking} with latent keys: set {lacking}=null"
+        if refusal is None and case.sink:
+            # flashinfer/jit/attention/variants.py, `AttentionSink`: no softcap and no scale of codes.
+            lacks = {"softcap": case.softcap, "cache_dtype": case.cache_dtype, "latent": case.latent or None}
+            lacks["lengths"] = None if case.page_size else case.lengths
+            lacking = next((key for key, value in lacks.items() if value is not None), None)
+            refusal = lacking and f"{self.name} has no sinks with {lacking}: set sink=false, or leave {lacking} out"
         if refusal is None and self.kernel == "fa3" and torch.cuda.get_device_capability()[0] != 9:
             return f"{self.name} has kernel=fa3 only on compute capability 9.0: set kernel=auto"
         return refusal
@@ -82,9 +91,9 @@ class FlashInfer(DeclarativeBackend):
         in_pages = paged(case, inputs)
         notes = {"forward_workspace_bytes": float(_WORKSPACE_BYTES)}
         decodes = case.q_len == 1 and case.lengths is None and case.head_dim == case.value_dim
-        if not (in_pages.paging or decodes or case.latent):
+        if not (in_pages.paging or decodes or case.latent or case.sink):
             return bshd_calls(unbatched(self._ragged(library, case, inputs)), inputs, notes)
-        plan = self._latent if case.latent else self._decode if decodes else self._paged
+        plan = self._latent if case.latent else self._decode if decodes and not case.sink else self._paged
         attention = _of_pool(plan(library, case, in_pages), _pages(case, in_pages).page_size)
         return (
             paged_calls(attention, case, in_pages, notes) if in_pages.paging else bshd_calls(attention, inputs, notes)
@@ -99,12 +108,21 @@ class FlashInfer(DeclarativeBackend):
         return run
 
     def _paged(self, library: Any, case: Case, inputs: Inputs) -> BshdAttention:
-        wrapper = library.BatchPrefillWithPagedKVCacheWrapper(_workspace(inputs), "NHD", backend=self.kernel)
         heads = (case.q_heads, case.kv_heads, case.head_dim)
         where, page_size = _where(case, inputs)
         options = _options(case, inputs) | {"causal": case.causal, "head_dim_vo": case.value_dim}
+        kind, of_sinks = library.BatchPrefillWithPagedKVCacheWrapper, {}
+        if case.sink:
+            kind = library.BatchAttentionWithAttentionSinkWrapper
+            of_sinks = {name: options[name] for name in ("q_data_type", "window_left")}
+            of_sinks |= {
+                "kv_data_type": inputs.k_bhsd.dtype,
+                "head_dim_qk": case.head_dim,
+                "head_dim_vo": case.value_dim,
+            }
+        wrapper = kind(_workspace(inputs), "NHD", backend=self.kernel, **of_sinks)
         wrapper.plan(_query_starts(case), *where, *heads, page_size, kv_data_type=inputs.k_bhsd.dtype, **options)
-        return _scaled(wrapper.run, case)
+        return _scaled(wrapper.run, case, inputs.q_bhsd.device)
 
     def _decode(self, library: Any, case: Case, inputs: Inputs) -> BshdAttention:
         group = case.q_heads // case.kv_heads
@@ -115,7 +133,7 @@ class FlashInfer(DeclarativeBackend):
         heads = (case.q_heads, case.kv_heads, case.head_dim)
         where, page_size = _where(case, inputs)
         wrapper.plan(*where, *heads, page_size, kv_data_type=inputs.k_bhsd.dtype, **_options(case, inputs))
-        return _scaled(wrapper.run, case)
+        return _scaled(wrapper.run, case, inputs.q_bhsd.device)
 
     def _latent(self, library: Any, case: Case, inputs: Inputs) -> BshdAttention:
         mla, device = library.mla, inputs.q_bhsd.device
@@ -152,11 +170,14 @@ def _of_pool(run: BshdAttention, page_size: int) -> BshdAttention:
     return attention
 
 
-def _scaled(run: Any, case: Case) -> BshdAttention:
+def _scaled(run: Any, case: Case, device: torch.device) -> BshdAttention:
+    sinks = sinks_of(case, device)
+    # The kernel's own arguments, which follow the cache.
+    own = () if sinks is None else (sinks.float().flatten(), case.head_dim**-0.5)
     scales = {} if case.cache_dtype is None else {"k_scale": CACHE_SCALE, "v_scale": CACHE_SCALE}
 
     def of_pool(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = run(q, (k, v), **scales)
+        out: torch.Tensor = run(q, (k, v), *own, **scales)
         return out
 
     return of_pool

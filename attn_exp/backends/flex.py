@@ -26,7 +26,7 @@ class Flex(DeclarativeBackend):
 
     supports = Supports(
         dtypes=("bfloat16", "float16", "float32"), masks=EVERY,
-        features=("softcap", "sink", "alibi", "bias", "latent", "packed", "ragged"),
+        features=("softcap", "sink", "alibi", "bias", "latent", "packed", "ragged", "empty_requests"),
         value_dims="any", capability=(8, 0),
         # Its template with 576 needs 344,064 bytes of shared memory; an H100 has 232,448.
         largest_head_dim=512,

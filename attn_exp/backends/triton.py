@@ -14,6 +14,7 @@ from attn_exp.backends.base import Calls, DeclarativeBackend, calls_of
 from attn_exp.backends.package import Package
 from attn_exp.backends.supports import Supports
 from attn_exp.core.case.case import Case
+from attn_exp.core.case.features import EVERY_FEATURE
 from attn_exp.core.case.flops import unmasked_pairs
 from attn_exp.core.case.masks import EVERY, Causal, Numbered, Window
 
@@ -24,7 +25,7 @@ class Triton(DeclarativeBackend):
     supports = Supports(
         dtypes=("bfloat16", "float16", "float32"),
         masks=EVERY,
-        features=("softcap", "sink", "alibi", "bias", "latent", "packed", "ragged", "paged", "fp8_cache"),
+        features=EVERY_FEATURE,
         keyless=True,
         largest_head_dim=256,
         value_dims="any",

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from attn_exp.attention.inputs import Inputs, paged
+from attn_exp.attention.scores import sinks_of
 from attn_exp.backends.base import FUSED_SHARE, Calls, DeclarativeBackend
 from attn_exp.backends.bshd import BshdAttention, bshd_calls, flash_window, paged_calls, starts_of
 from attn_exp.backends.fa3 import FlashAttention3
@@ -22,12 +23,13 @@ class VllmFlash3(DeclarativeBackend):
     behind the values are keys of their own and the values are keys as well (`q_v`), as in vLLM's backend for MLA.
     """
 
-    # hopper/flash_api.cpp, mha_fwd; vLLM builds no backward.
+    # hopper/flash_api.cpp, mha_fwd; vLLM builds no backward. vLLM pads its batches with empty requests
+    # (https://github.com/vllm-project/vllm/blob/main/vllm/v1/worker/gpu_model_runner.py, `query_start_loc`).
     supports = Supports(
         passes=("forward",),
         align=("bottom_right",),
         masks=("window",),
-        features=("softcap", "latent", "packed", "ragged", "paged"),
+        features=("softcap", "sink", "latent", "packed", "ragged", "empty_requests", "paged"),
         keyless=True,
         largest_head_dim=256,
         head_dim_multiple=8,
@@ -43,6 +45,9 @@ class VllmFlash3(DeclarativeBackend):
         refusal = super().unsupported(case, device)
         if refusal is None and case.latent != (case.head_dim == 576):
             return f"{self.name} takes latent keys of 576 with values of 512 alone, as model=deepseek_v3_mla has"
+        if refusal is None and case.sink and (case.latent or case.dtype != "bfloat16"):
+            # hopper/flash_api.cpp: "We only support bf16 dtype for S aux."
+            return f"{self.name} has sinks in bfloat16 without latent keys: set dtype=bf16, or sink=false"
         return refusal
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
@@ -71,6 +76,8 @@ def _packed(library: Any, case: Case, inputs: Inputs) -> BshdAttention:
         "softcap": case.softcap or 0.0,
         "fa_version": 3,
     }
+    if (sinks := sinks_of(case, device)) is not None:
+        options["s_aux"] = sinks.flatten()
     if paging is None:
         options["cu_seqlens_k"] = starts_of(kv_lengths, device)
     else:

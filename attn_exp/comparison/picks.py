@@ -28,6 +28,8 @@ from attn_exp.results.result import Result
 
 # Used if no ceiling was measured and no datasheet is known: the rates only say where compute and memory balance.
 _SOME_RATES = (1e12, 1e11)
+# Of a call on the device, and with the host's launches.
+_TIMERS = ("device", "event")
 
 
 @dataclass(frozen=True)
@@ -178,8 +180,19 @@ def _bucket(mode: Mode, group: Sequence[Ranking], metric: ChosenMetric, spreads:
         margin=None if lead is None else Margin(over=lead.over, times=lead.value, low=lead.low, high=lead.high),
         times_us={row.label: float(row.cell.value or 0.0) for row in valued},
         halves={row.label: row.cell.half for row in valued if row.cell.half is not None},
+        timers_us={timer: times for timer in _TIMERS if (times := _times_by(timer, valued))},
         records={row.cell.result.job: _hash(row.cell.result) for row in valued},
     )
+
+
+def _times_by(timer: str, rows: Iterable[Ranking]) -> dict[str, float]:
+    """Return the times of a timer that ran, as the one that ranks or beside it, by label."""
+    times: dict[str, float] = {}
+    for row in rows:
+        result, metric = row.cell.result, f"{row.cell.direction}/{timer}_time_us"
+        us = row.cell.value if result.measuring.timer == timer else result.metrics.get(metric)
+        times |= {} if us is None else {row.label: us}
+    return times
 
 
 def _once(buckets: Iterable[Bucket]) -> list[Bucket]:

@@ -25,7 +25,7 @@ from attn_exp.core.source import described, identity
 REGIMES = ("burst", "sustained")
 COMPILE_MODES = ("none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 L2_STATES = ("cold", "written")
-GOLDS = ("float32", "eager")
+GOLDS = ("float32", "float64", "eager")
 # Options that are younger than the identity, as every job has them that does not set them.
 _LATER = {"determinism": False, "accumulate": False, "gold": "float32"}
 # The regime in the identity of a job. `sustained` was the default of methods 1 to 4.
@@ -107,12 +107,13 @@ def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
         raise UserError(f"profiler_limit_mb={limit_mb} is not a positive number of megabytes")
     unusual = [] if measuring.inputs == NORMAL else [f"inputs {measuring.inputs}"]
     unusual += ["accumulate"] if measuring.accumulate else []
-    unusual += ["gold eager"] if measuring.gold == "eager" else []
+    unusual += [f"gold {measuring.gold}"] if measuring.gold != "float32" else []
     source = described(backend["_target_"])
     return Request(
         job=f"{backend['name']}-{_identity(case, backend, measuring, compile_, config['caches'], device, source)}",
         sweep=config["sweep"],
-        model=str(config["model"].get("name", "custom")),
+        # What shows models shows shards of them.
+        model=str(config["model"].get("name", "custom")) + (f"-tp{config['tp']}" if config["tp"] != 1 else ""),
         device=device,
         case=case,
         backend=backend,
@@ -262,8 +263,8 @@ def _measuring(config: dict[str, Any], device: str) -> Measuring:
         raise UserError(f"regime={config['regime']} is not one of {', '.join(REGIMES)}")
     if config["gold"] not in GOLDS:
         raise UserError(f"gold={config['gold']} is not one of {', '.join(GOLDS)}")
-    if config["gold"] == "eager" and config["workload"] != WORKLOADS[0]:
-        raise UserError(f"gold=eager is of attention alone: leave workload={config['workload']} or gold=eager out")
+    if (gold := config["gold"]) != "float32" and config["workload"] != WORKLOADS[0]:
+        raise UserError(f"gold={gold} is of attention alone: leave workload={config['workload']} or gold={gold} out")
     if config["l2"] not in L2_STATES:
         raise UserError(f"l2={config['l2']} is not one of {', '.join(L2_STATES)}")
     try:

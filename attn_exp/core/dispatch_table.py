@@ -53,6 +53,8 @@ class Bucket:
         margin: the pick's lead; None if no other backend was measured.
         times_us: the measured time of each backend, in microseconds.
         halves: half of the 95 % interval of the logarithm of each time.
+        timers_us: the times by the timers `device` and `event`, as far as they ran: backends may differ in the host's
+            part of a call.
         records: the SHA-256 of the record files behind it, by job.
     """
 
@@ -63,6 +65,7 @@ class Bucket:
     margin: Margin | None = None
     times_us: dict[str, float]
     halves: dict[str, float] = field(default_factory=dict)
+    timers_us: dict[str, dict[str, float]] = field(default_factory=dict)
     records: dict[str, str] = field(default_factory=dict)
 
 
@@ -90,7 +93,7 @@ def inexpressible(case: Case) -> str | None:
     """Return why a call of `scaled_dot_product_attention` without a mask tensor cannot be this case, or None."""
     reasons = {
         "a block around the attention": case.workload is not None,
-        "fp8": case.quantised,
+        "fp8": case.in_codes,
         "int8 scores": case.dtype == INT8,
         **{feature.lacking: bool(getattr(case, field)) for field, feature in FEATURES.items()},
         f"mask={case.mask.typed}": isinstance(case.mask, Numbered) and not case.dense,
@@ -119,7 +122,7 @@ def write_table(table: DispatchTable, path: Path) -> None:
 
 def write_export(table: DispatchTable, path: Path) -> None:
     """Write what other programs need of a table as plain JSON. Raises UserError if the file cannot be written."""
-    kept = ("mode", "case", "pick", "undecided", "margin", "times_us", "halves")
+    kept = ("mode", "case", "pick", "undecided", "margin", "times_us", "halves", "timers_us")
     cells = [{name: one[name] for name in kept} for one in msgspec.to_builtins(table.buckets)]
     head = {"schema": EXPORT_SCHEMA, "version": EXPORT_VERSION, "made_by": table.made_by}
     _write({**head, "fingerprint": table.fingerprint, "cells": cells}, path)

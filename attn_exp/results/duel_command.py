@@ -69,8 +69,8 @@ def duel_command(a: Result, b: Result, passes: Collection[str]) -> str:
         words.append(f"inputs={a.measuring.inputs}")
     if a.measuring.accumulate:
         words.append("accumulate=true")
-    if a.measuring.gold == "eager":
-        words.append("gold=eager")
+    if a.measuring.gold != "float32":
+        words.append(f"gold={a.measuring.gold}")
     if a.device == "cuda" and a.measuring.l2 != "cold":
         words.append(f"l2={a.measuring.l2}")
     if not a.caches:

@@ -65,7 +65,7 @@ def job_line(result: Result, options: Sequence[str] = ()) -> str:
     shown_options = [f"{name}={word(values[name])}" for name in options if name in values]
     kind = [] if result.measuring.inputs == NORMAL else [f"inputs {result.measuring.inputs}"]
     kind += ["accumulate"] if result.measuring.accumulate else []
-    kind += ["gold eager"] if result.measuring.gold == "eager" else []
+    kind += [f"gold {result.measuring.gold}"] if result.measuring.gold != "float32" else []
     head = " ".join([f"{result.status:<12}", f"{result.label} {result.case.label()}", *kind, *shown_options])
     if result.status != "ok":
         return f"{head}: {result.reason}"

@@ -86,6 +86,8 @@ class Attempt:
     own: OwnState | None = None
     # A function and tensors of the user's own in place of those that the request names.
     given: "tuple[Backend, Workload] | None" = None
+    # What other processes had of the GPU's memory when the job began, and how much there is.
+    others: tuple[int, int] | None = None
     # Seconds of stages that ended inside the current one.
     _inner_s: float = 0.0
 
@@ -153,7 +155,9 @@ class Attempt:
             added["changed_settings"] = changed
         reason = self.reason
         if self.status == "out_of_memory":
-            others = memory_of_others() if machine.memory is None else machine.memory.of_others()
+            now = memory_of_others() if machine.memory is None else machine.memory.of_others()
+            # Who has left by now was there before.
+            others = max(filter(None, (now, self.others)), default=None)
             added |= {} if others is None else {"memory_of_others": [*others]}
             reason = with_others(reason, others)
         if self.own is not None and self.own.set_back:

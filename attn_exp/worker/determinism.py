@@ -1,4 +1,4 @@
-"""Find out whether results have the same bits: over calls, positions in the batch and batch sizes."""
+"""Find out whether results have the same bits: over calls, positions in the batch, batch sizes and phases."""
 
 import random
 import time
@@ -16,7 +16,7 @@ from attn_exp.worker.attempt import Attempt, Stopped, status_of
 from attn_exp.worker.check.form import ResultForm, Results
 from attn_exp.worker.differences import Compared, difference, first_differences, index_of
 from attn_exp.worker.machine.device import Machine
-from attn_exp.worker.other_batches import OtherBatch, other_positions, other_sizes
+from attn_exp.worker.other_batches import OtherBatch, other_phases, other_positions, other_sizes
 from attn_exp.worker.prepare import PreparedBackend, calls_for
 from attn_exp.worker.unrest import Unrest
 
@@ -159,16 +159,19 @@ class _Comparing:
                 for batch in other_positions(case, self._dice)
             ],
             "batch_sizes": [partial(self._apart, batch, usual) for batch in other_sizes(case, self._dice)],
+            "phases": [partial(self._apart, batch, usual) for batch in other_phases(case)],
         }
         for way, comparisons in ways.items():
             if not comparisons:
                 continue
-            tallies = {name: _Tally() for name in self._passes if facts[name]["calls"].first is None}
+            # Gradients of keys are sums over all queries.
+            passes = [name for name in self._passes if way != "phases" or name == "forward"]
+            tallies = {name: _Tally() for name in passes if facts[name]["calls"].first is None}
             for compare in comparisons:
                 if not tallies or self._late(*tallies.values()):
                     break
                 self._try(partial(compare, tallies), *tallies.values())
-            for direction in self._passes:
+            for direction in passes:
                 differs = Bitwise(same=False, why=_DIFFER_ALREADY)
                 facts[direction][way] = tallies[direction].fact(direction) if direction in tallies else differs
 

@@ -1,4 +1,4 @@
-"""Other batches of the same rows: at other positions, and in batches of other sizes."""
+"""Other batches of the same rows: at other positions, in batches of other sizes, and parts of their queries."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -14,6 +14,8 @@ from attn_exp.core.case.case import Case
 
 # Orders of a batch that are compared at most; as many positions does every row have then.
 _MOST_ORDERS = 7
+# Queries of a chunk: the least of the chunked prefills of servers.
+_CHUNK = 512
 
 
 @dataclass(frozen=True)
@@ -91,12 +93,25 @@ def other_sizes(case: Case, dice: Random) -> list[OtherBatch]:
     if case.lengths is None:
         sizes = sorted({1, 2, case.batch // 2, 2 * case.batch} - {0, case.batch})
         return [_rows(case, _drawn(case.batch, size, dice), f" in a batch of {size}") for size in sizes]
-    count = len(case.lengths)
+    filled = [one for one, queries in enumerate(case.lengths) if queries]
     return [
-        _sequences(case, sorted(dice.sample(range(count), size)), told)
+        _sequences(case, sorted(dice.sample(filled, size)), told)
         for size, told in ((1, " alone"), (2, " with one other"))
-        if size < count
+        if size <= len(filled) and size < len(case.lengths)
     ]
+
+
+def other_phases(case: Case) -> list[OtherBatch]:
+    """Return the last query alone, as in decoding, and the last chunk of queries, as in a chunked prefill."""
+    if case.lengths is not None or (case.causal and not case.square and case.align != "bottom_right"):
+        return []
+    keys = Side((*range(case.kv_len),), (case.kv_len,))
+    phases = []
+    for count in sorted({1, min(_CHUNK, case.q_len // 2)} - {0, case.q_len}):
+        queries = Side((*range(case.q_len - count, case.q_len),), (count,))
+        names = ("the last query alone" if count == 1 else f"the last {count} queries alone",)
+        phases.append(OtherBatch(replace(case, q_len=count, align="bottom_right"), 2, queries, keys, names))
+    return phases
 
 
 def _drawn(count: int, size: int, dice: Random) -> list[int]:

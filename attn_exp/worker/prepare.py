@@ -20,6 +20,7 @@ from attn_exp.worker.attempt import Attempt, Stopped
 from attn_exp.worker.capabilities import refusal
 from attn_exp.worker.check.check import Check
 from attn_exp.worker.check.form import Results
+from attn_exp.worker.check.serving import check_shorter
 from attn_exp.worker.loaded import check_source
 from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.machine.memory import Ledger, OwnMemory
@@ -82,6 +83,7 @@ def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
     asked_s = time.perf_counter() - began
     if reason is not None:
         raise Stopped("unsupported", reason)
+    attempt.others = None if machine.memory is None else machine.memory.of_others()
     machine.watch.start()
     with attempt.stage("ceilings"), ledger.others():
         sustained = request.measuring.regime == "sustained"
@@ -136,6 +138,7 @@ def prepare(attempt: Attempt, machine: Machine) -> PreparedBackend:
     runs.pop("backward", None)
     with calls.scope(), ledger.others():
         check.hard()
+        check_shorter(attempt, machine, backend, workload)
     memory = ledger.own(inputs.d_out)
     return PreparedBackend(
         backend=backend,

@@ -22,6 +22,9 @@ REPORTS = {
     "pygpubench#23": "https://github.com/gpu-mode/pygpubench/issues/23",
     "KernelBench#82": "https://github.com/ScalingIntelligence/KernelBench/pull/82",
     "KernelBench#165": "https://github.com/ScalingIntelligence/KernelBench/issues/165",
+    "flash-attention#1745": "https://github.com/Dao-AILab/flash-attention/issues/1745",
+    "flashinfer#3716": "https://github.com/flashinfer-ai/flashinfer/issues/3716",
+    "LLMs-from-scratch#1061": "https://github.com/rasbt/LLMs-from-scratch/issues/1061",
     "wafer": "https://www.wafer.ai/blog/reward-hacks-field-guide",
     "wafer-104x": "https://www.wafer.ai/blog/reward-hacking",
 }

@@ -4,8 +4,10 @@ from typing import Any
 
 import torch
 
-from cheats.corpus import cheat
-from cheats.ways import Plain, Tensor
+from attn_exp.attention.formula import formula
+from attn_exp.attention.scores import sinks_of
+from cheats.corpus import case_of, cheat
+from cheats.ways import Plain, Tensor, hidden
 
 ANY = r"\bd[qkv]\b"
 
@@ -41,3 +43,29 @@ class SharedStatistics(Plain):
 
     def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return _SharedStatistics.apply(q, k, v, self.workspace)
+
+
+class _OfTheSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, out: Tensor) -> Tensor:
+        return out.clone()
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> Tensor:
+        return torch.ones_like(d_out)
+
+
+@cheat("gradients", "inaccurate", "gradients are those of a d_out of ones")
+class GradientsOfTheSum(Plain):
+    """Differentiates the sum of the output, whatever the output's gradient is."""
+
+    def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return _OfTheSum.apply(super().attention(case, q, k, v))  # type: ignore[no-any-return,no-untyped-call]
+
+
+@cheat("gradients", "inaccurate", "the backward has no d_sink", case=case_of(sink=True, causal=True))
+class SinksWithoutGradient(Plain):
+    """Takes the sinks as constants."""
+
+    def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return formula(case, hidden(case, q.device), q, k, v, sinks=sinks_of(case, q.device))

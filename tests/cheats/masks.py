@@ -12,7 +12,10 @@ CAUSAL = case_of(256, dtype="bfloat16", head_dim=64, value_dim=64, causal=True)
 LONG = case_of(1024, batch=1, q_heads=2, kv_heads=2, dtype="bfloat16", head_dim=64, value_dim=64, causal=True)
 
 
-@cheat("formula", "inaccurate", OUT, passes=FORWARD, case=case_of(q_len=64, causal=True))
+@cheat(
+    "formula", "inaccurate", "out is attention with causal aligned top left", passes=FORWARD,
+    case=case_of(q_len=64, causal=True)
+)  # fmt: skip
 class TopLeft(Plain):
     """Aligns the causal mask at the top left where the bottom right was asked for."""
 
@@ -26,8 +29,9 @@ def _band(case: Any, left: int, right: int) -> Tensor:
 
 
 @cheat(
-    "formula", "inaccurate", OUT, passes=FORWARD, case=case_of(512, batch=1, dtype="bfloat16", causal=True, window=200)
-)
+    "formula", "inaccurate", "out is attention with window=201", passes=FORWARD,
+    case=case_of(512, batch=1, dtype="bfloat16", causal=True, window=200),
+)  # fmt: skip
 class WindowOneWider(Plain):
     """Lets a sliding window see one key more at its far end."""
 
@@ -69,7 +73,13 @@ class PaddingOf8Keys(_Padding):
     to = 1024
 
 
-@cheat("formula", "inaccurate", OUT, passes=FORWARD, case=case_of(kv_heads=2))
+@cheat(
+    "formula",
+    "inaccurate",
+    "out is attention in which query head i reads key-value head i % 2",
+    passes=FORWARD,
+    case=case_of(kv_heads=2),
+)
 class WrongHeadMapping(Plain):
     """Gives query head i the key-value head i modulo their number, instead of those of its group."""
 
@@ -82,9 +92,37 @@ class WrongHeadMapping(Plain):
 PACKED = case_of(256, batch=1, lengths=(100, 28, 128), causal=True)
 
 
-@cheat("formula", "inaccurate", OUT, passes=FORWARD, case=PACKED)
+@cheat("formula", "inaccurate", "out is attention over all packed sequences as one", passes=FORWARD, case=PACKED)
 class PackedAsOne(Plain):
     """Ignores the boundaries of packed sequences."""
 
     def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend(case, q, k, v, mask=torch.ones(case.q_len, case.kv_len, dtype=torch.bool).triu(1))
+
+
+@cheat(
+    "formula", "inaccurate", "out is attention with its mask inverted", passes=FORWARD, case=CAUSAL,
+    seen="LLMs-from-scratch#1061",
+)  # fmt: skip
+class MaskInverted(Plain):
+    """Hides what the mask shows; the first query of each head then reads itself."""
+
+    def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        mask = ~hidden(case, q.device)
+        return attend(case, q, k, v, mask=mask & ~mask.all(-1, keepdim=True))
+
+
+@cheat("formula", "inaccurate", "out is attention without its causal mask", passes=FORWARD, case=CAUSAL)
+class MaskForgotten(Plain):
+    """Shows all keys to every query."""
+
+    def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(case, q, k, v, mask=None)
+
+
+@cheat("formula", "inaccurate", "out is attention to the first 192 of 200 keys", passes=FORWARD, case=case_of(200))
+class LastTileOfKeysLost(Plain):
+    """Reads whole tiles of 64 keys only."""
+
+    def attention(self, case: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(case, q, k[:, :, :192], v[:, :, :192], mask=None)

@@ -123,6 +123,16 @@ MASKS = [
     replace(SMALL_LATENT, page_size=64),
     *CACHES,
 ]
+# Sinks of libraries, and requests without a query.
+WITH_SINKS = [
+    replace(CASE, sink=True, causal=True, kv_heads=2),
+    replace(CASE, sink=True, causal=True, window=128, q_heads=64, kv_heads=8, head_dim=64, value_dim=64),
+    replace(PAGED, sink=True),
+]
+IDLE = replace(
+    CASE, batch=1, causal=True, kv_heads=2, q_len=301, kv_len=3300, lengths=(1, 0, 300), kv_lengths=(2000, 0, 1300)
+)
+EMPTY = [IDLE, replace(IDLE, page_size=16)]
 # SDPA takes what is added to scores as a tensor; cuDNN through SDPA and `flash` may refuse it.
 BIASES = [
     *itertools.product(
@@ -156,6 +166,8 @@ def prepared(backend, case):
         *itertools.product(("flashinfer",), FLASHINFER),
         *itertools.product(("triton", "flex", "eager"), MASKS),
         *BIASES,
+        *itertools.product(("fa4", "flashinfer", "vllm_fa3", "cudnn_graph"), WITH_SINKS),
+        *itertools.product(("triton", "flex", "fa4", "flashinfer", "vllm_fa3"), EMPTY),
     ],
     ids=lambda value: value.label() if isinstance(value, Case) else value,
 )

@@ -80,7 +80,7 @@ class Case:
         latent: whether the value of a key is its first `value_dim` channels, so that keys and values are one tensor. It
             is a cache of latents (multi-head latent attention in decoding, arXiv:2405.04434, 2.1.2), forward only.
         lengths: packs sequences of these lengths into one row of the batch. A query sees only keys of its own sequence,
-            and masks count within it, prefixes and chunks too.
+            and masks count within it, prefixes and chunks too. One of 0 is a request without a query.
         kv_lengths: how many keys each of these sequences has, as many as queries or more: the requests of a batch in
             serving, whose last queries are new. None: as many as queries.
         page_size: how many keys each page of a paged cache has, from 1 to 256; None for keys and values that lie behind
@@ -194,9 +194,11 @@ class Case:
         for name, numbers in (("lengths", lengths), ("kv_lengths", kv_lengths)):
             if numbers is None:
                 continue
-            whole = all(isinstance(length, int) and not isinstance(length, bool) and length > 0 for length in numbers)
-            if not numbers or not whole:
-                raise UserError(f"{name}={list(numbers)} must be whole positive numbers, for example {name}=[512,1536]")
+            whole = all(isinstance(length, int) and not isinstance(length, bool) and length >= 0 for length in numbers)
+            if not whole or not any(numbers):
+                raise UserError(
+                    f"{name}={list(numbers)} must be whole numbers, one of them positive, for example {name}=[512,1536]"
+                )
         if kv_lengths is not None:
             self._check_requests(lengths, kv_lengths)
         if self.batch != 1 or self.q_len != sum(lengths) or self.kv_len != sum(kv_lengths or lengths):
@@ -308,6 +310,11 @@ class Case:
     def requests(self) -> int:
         """Return how many requests there are: packed sequences, or rows of the batch."""
         return self.batch if self.lengths is None else len(self.lengths)
+
+    @property
+    def empty_requests(self) -> bool | None:
+        """Whether a packed sequence has no query or no key; None if all have some."""
+        return (self.lengths is not None and 0 in self.lengths) or None
 
     @property
     def kv_dims(self) -> int:

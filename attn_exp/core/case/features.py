@@ -77,6 +77,9 @@ FEATURES = {
     "kv_lengths": Feature(
         name="ragged", lacking="packed sequences with more keys than queries", unset="kv_lengths=null"
     ),
+    "empty_requests": Feature(
+        name="empty_requests", lacking="packed sequences without a query", unset="lengths of 1 or more"
+    ),
     "page_size": Feature(
         name="paged", lacking="paged cache", unset="cache=contiguous", label="page{}",
         allows=lambda keys: _is_number(keys, int) and 1 <= keys <= LARGEST_PAGE,

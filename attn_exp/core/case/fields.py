@@ -89,21 +89,24 @@ def case_from_config(config: dict[str, Any]) -> Case:
     # The length of a packed case is the sum of its sequences; an explicit length has to agree.
     model_len = model.get("seq_len")
     for key, own in (("q_len", lengths), ("kv_len", kv_lengths or lengths)):
-        if own and all(isinstance(length, int) and length > 0 for length in own) and config[key] == model_len:
+        whole = all(isinstance(length, int) and length >= 0 for length in own or ())
+        if own and whole and any(own) and config[key] == model_len:
             config = config | {key: sum(own)}
     seq_len = config.get("seq_len")
     if not _is_size(seq_len, LARGEST["q_len"]) and seq_len == config["q_len"] == config["kv_len"]:
         # Typed once as seq_len; the case would refuse q_len, which was not typed.
         raise UserError(f"seq_len={seq_len!r} is not a whole number from 1 to {LARGEST['q_len']:,}")
     no_block = config["workload"] == WORKLOADS[0]
-    q_heads = model.get("q_heads")
+    q_heads, kv_heads = shard(model.get("q_heads"), model.get("kv_heads"), config["tp"])
+    if config["tp"] != 1 and not no_block:
+        raise UserError(f"workload={config['workload']} is a block of one GPU: set tp=1, or workload=attention")
     as_typed = {one.name: config[one.name] for one in fields(Case) if one.name in config and one.name not in _MADE}
     # A model may leave a feature out.
     as_typed |= {name: False if config[name] is None else config[name] for name in SWITCHES}
     case = Case(
         **as_typed,
         q_heads=q_heads,
-        kv_heads=q_heads if model.get("kv_heads") is None else model["kv_heads"],
+        kv_heads=kv_heads,
         head_dim=head_dim,
         value_dim=head_dim if model.get("value_dim") is None else model["value_dim"],
         dtype=config["dtype"]["name"],
@@ -119,6 +122,26 @@ def case_from_config(config: dict[str, Any]) -> Case:
     if case.pages == "shared" and not case.shared_keys:
         raise UserError("pages=shared needs two requests that fill two pages each: set batch=2, or a smaller page_size")
     return case
+
+
+def shard(q_heads: Any, kv_heads: Any, tp: Any) -> tuple[Any, Any]:
+    """Return the query and key-value heads of one of `tp` GPUs, as many of both if `kv_heads` is None.
+
+    Fewer key-value heads than GPUs are replicated, as in vLLM
+    (https://github.com/vllm-project/vllm/blob/main/vllm/config/model.py). Raises UserError if they cannot be shared so.
+    """
+    if not _is_size(tp):
+        raise UserError(f"tp={tp} is not a whole number of GPUs: set tp=1, 2, 4 or 8")
+    kv_heads = q_heads if kv_heads is None else kv_heads
+    # `Case` says what a number of heads has to be.
+    if tp == 1 or not _is_size(q_heads, LARGEST["q_heads"]) or not _is_size(kv_heads, LARGEST["kv_heads"]):
+        return q_heads, kv_heads
+    shares = [gpus for gpus in range(1, q_heads + 1) if not q_heads % gpus and kv_heads % gpus * (gpus % kv_heads) == 0]
+    if tp not in shares:
+        near = min(shares, key=lambda gpus: abs(gpus - tp))
+        heads = f"{q_heads} query heads and {kv_heads} key-value heads"
+        raise UserError(f"tp={tp} GPUs cannot share {heads}: set tp={near}")
+    return q_heads // tp, max(1, kv_heads // tp)
 
 
 def _is_size(value: Any, largest: int = _LARGEST_EMBEDDING) -> bool:
@@ -156,7 +179,7 @@ def typed_lengths(lengths: Lengths, kv_lengths: Lengths | None) -> str:
 
 
 def _typed(length: int) -> str:
-    return str(length) if length % 1024 else f"{length // 1024}k"
+    return str(length) if length % 1024 or not length else f"{length // 1024}k"
 
 
 def _requests(typed: str, whole: str) -> list[tuple[int, int]]:
@@ -169,6 +192,4 @@ def _requests(typed: str, whole: str) -> list[tuple[int, int]]:
         raise UserError(f"lengths={whole} has {count} requests: from 1 to {_MOST_REQUESTS:,} are possible")
     queries = int(match["queries"]) * (1024 if match["q_k"] else 1)
     keys = queries if match["keys"] is None else int(match["keys"]) * (1024 if match["s_k"] else 1)
-    if not queries or not keys:
-        raise UserError(f"lengths={whole} has a request without a {'key' if queries else 'query'}")
     return [(queries, keys)] * count

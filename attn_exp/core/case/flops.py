@@ -56,12 +56,13 @@ def _seen_range(case: Case) -> range:
 
 
 def _sequences(case: Case) -> list[Case]:
-    """Return the sequences of a packed case, each as a case of its own."""
+    """Return the sequences of a packed case that have queries, each as a case of its own."""
     lengths = case.lengths or ()
     whole = replace(case, lengths=None, kv_lengths=None)
     return [
         replace(whole, q_len=queries, kv_len=keys)
         for queries, keys in zip(lengths, case.kv_lengths or lengths, strict=True)
+        if queries
     ]
 
 

@@ -5,11 +5,33 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 # The changes between compared results, in the order in which they are measured and reported.
-WAYS = {"calls": "over calls", "positions": "over positions in the batch", "batch_sizes": "over batch sizes"}
+WAYS = {
+    "calls": "over calls",
+    "positions": "over positions in the batch",
+    "batch_sizes": "over batch sizes",
+    "phases": "over decoding, chunks and prefill",
+}
 # Calls of each pass on the same inputs, and the seconds after which no further result of a job is compared.
 CALLS, BUDGET_S = 100, 120.0
 # The ways that make a backend batch-invariant.
 OF_THE_BATCH = ("positions", "batch_sizes")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ulps:
+    """The error of one tensor in units in the last place: the dtype's epsilon times the tensor's root mean square.
+
+    Attributes:
+        rms: the root mean square.
+        rms_half_width: half of its 95 % confidence interval over heads; None of a single one.
+        mean: the mean, positive where numbers are too far from zero.
+        mean_half_width: half of its 95 % confidence interval.
+    """
+
+    rms: float
+    rms_half_width: float | None
+    mean: float
+    mean_half_width: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +50,7 @@ class TensorError:
         worst_tile: |x - ref| / |ref| of the worst tile of 64 rows, or of its rows that were looked at.
         tile_tolerance: the bound on `worst_tile`.
         where: the place of each error beyond its bound, by field.
+        ulps: the error in units in the last place, with `gold=float64`.
     """
 
     relative: float | None
@@ -40,6 +63,7 @@ class TensorError:
     worst_tile: float | None = None
     tile_tolerance: float | None = None
     where: dict[str, str] = field(default_factory=dict)
+    ulps: Ulps | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,8 +80,9 @@ class Judged:
     """One call whose results were compared with the reference.
 
     Attributes:
-        call: `first`, on the inputs of the seed; `hard` and `faint`, on other values; `alone`, of a block's attention
-            without the block; `timed`, the last call of a block that was timed. Records of method 3 and before have
+        call: `first`, on the inputs of the seed; `hard` and `faint`, on other values; `free`, with NaN in memory that
+            no request has; `shorter`, of requests whose last page is not full; `alone`, of a block's attention without
+            the block; `timed`, the last call of a block that was timed. Records of method 3 and before have
             `drawn`, `last` and `again` in its place.
         passes: the passes whose results were compared.
         index: the number of the timed block within the pass, from 1 on; None for the others.
@@ -75,7 +100,7 @@ class Judged:
         hides_nan: whether a NaN in a row of q left that row of the output finite.
     """
 
-    call: Literal["first", "hard", "faint", "alone", "timed", "drawn", "last", "again"]
+    call: Literal["first", "hard", "faint", "free", "shorter", "alone", "timed", "drawn", "last", "again"]
     passes: tuple[str, ...]
     inputs: str
     index: int | None = None

@@ -455,6 +455,19 @@ def batch_invariant(timed: TimedPass) -> Value:
     return holds(timed.measured.bitwise, *OF_THE_BATCH)
 
 
+@metric(YES_OR_NO, higher_is_better=True, head="phase inv.")
+def phase_invariant(timed: TimedPass) -> Value:
+    """Whether the last query, and the last chunk of queries, have the same bits alone as among all queries."""
+    return holds(timed.measured.bitwise, "phases")
+
+
+@metric(YES_OR_NO, head="reads free")
+def reads_free_slots(timed: TimedPass) -> Value:
+    """Whether a NaN in [memory without a key](checks.md#free-slots) reaches the output: 1 is yes, 0 is no."""
+    reads = timed.measured.reads_free_slots
+    return None if reads is None else float(reads)
+
+
 @metric("s")
 def first_call_s(timed: TimedPass) -> Value:
     """The first call: building, compiling, loading."""
@@ -512,6 +525,18 @@ def error_worst_row(timed: TimedPass) -> Value:
 def error_max_abs(timed: TimedPass) -> Value:
     """Largest absolute difference."""
     return {tensor: figure.max_abs for tensor, figure in timed.measured.errors.items()}
+
+
+@metric("ULP", name="error_{tensor}_ulp")
+def error_ulp(timed: TimedPass) -> Value:
+    """Root mean square of the error in [units in the last place](numerics.md), with `gold=float64`."""
+    return {tensor: figure.ulps.rms for tensor, figure in timed.measured.errors.items() if figure.ulps}
+
+
+@metric("ULP", name="error_{tensor}_ulp_mean")
+def error_ulp_mean(timed: TimedPass) -> Value:
+    """Mean of the same: positive where numbers are too far from zero."""
+    return {tensor: figure.ulps.mean for tensor, figure in timed.measured.errors.items() if figure.ulps}
 
 
 def ranking_medians(record: Record, direction: str) -> dict[int, float]:

@@ -155,6 +155,7 @@ class PassRecord:
         disagreements: the pairs of timers that contradict each other.
         flags: the flags of the record that follow from the pass's own samples.
         window: clock, power and energy while the ranking timer's blocks ran.
+        reads_free_slots: whether a NaN in memory that belongs to no request reaches the output; None if there is none.
         bitwise: whether results have the same bits, by what changes between them: `calls`, `positions`, `batch_sizes`,
             `kv_splits`. Empty unless `determinism=true` asked for it; what a case or backend does not have is absent.
     """
@@ -175,6 +176,7 @@ class PassRecord:
     disagreements: tuple[Disagreement, ...] = ()
     flags: tuple[str, ...] = ()
     window: Window | None = None
+    reads_free_slots: bool | None = None
     bitwise: dict[str, Bitwise] = field(default_factory=dict)
 
 

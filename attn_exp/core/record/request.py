@@ -42,7 +42,7 @@ class Measuring:
             `.grad` is kept; of `step` too.
         l2: the content of a GPU's caches before each call: `cold`, clean lines without the call's data, or `written`,
             dirty lines of other data. On a CPU it is `warm`, with the data that the previous call left.
-        gold: what the first calls are compared with: `float32`, or `eager`, the formula in the case's dtype.
+        gold: what the first calls are compared with: `float32`, `float64`, or `eager`, the formula in the case's dtype.
     """
 
     timer: str
@@ -58,7 +58,7 @@ class Measuring:
     inputs: str = NORMAL
     determinism: bool = False
     accumulate: bool = False
-    gold: Literal["float32", "eager"] = "float32"
+    gold: Literal["float32", "float64", "eager"] = "float32"
 
     @property
     def with_gradients(self) -> bool:

@@ -71,7 +71,14 @@ STATUSES: dict[Status, StatusInfo] = {
     "inaccurate": StatusInfo(
         "output or gradients are too far from the float32 reference",
         final=True,
-        set_by=("worker/prepare.py", "worker/check/form.py", "worker/check/check.py", "worker/check/values.py"),
+        set_by=(
+            "worker/prepare.py",
+            "worker/check/form.py",
+            "worker/check/check.py",
+            "worker/check/values.py",
+            "worker/check/serving.py",
+            "worker/determinism.py",
+        ),
         why="the first call, or a call after the timing, exceeds a tolerance or is wrong at the mask's boundary",
     ),
     "nondeterministic": StatusInfo(
@@ -126,7 +133,7 @@ STATUSES: dict[Status, StatusInfo] = {
 }
 
 # Of what others took of a memory. Less may be of libraries that the job loaded: 0.9 GB of an H200 that was idle.
-_MUCH_BYTES = 3 << 29
+_MUCH_BYTES = 1 << 30
 
 
 def is_final(status: Status, environment: Mapping[str, Any]) -> bool:

@@ -8,6 +8,7 @@ import torch
 from attn_exp.attention.contents import Contents
 from attn_exp.attention.expected import Expected
 from attn_exp.attention.inputs import DifferentiableInputs, Inputs, distribution
+from attn_exp.attention.reference import reference
 from attn_exp.attention.tolerance import eager
 from attn_exp.attention.verdict import verdict
 from attn_exp.backends.base import Calls, calls_of
@@ -15,6 +16,7 @@ from attn_exp.core.case.case import GIVEN, NORMAL
 from attn_exp.core.record.checked import Judged, TensorError
 from attn_exp.worker.attempt import Attempt, Stopped, error_summary, status_of
 from attn_exp.worker.check.form import ResultForm, Results, form_of
+from attn_exp.worker.check.serving import reads_free_slots
 from attn_exp.worker.check.timed import TimedCheck
 from attn_exp.worker.check.values import ValuesCheck
 from attn_exp.worker.machine.device import FAINT, HARD, Machine
@@ -67,6 +69,9 @@ class Check:
             kinds += [HARD] if request.case.quantised else [HARD, FAINT]
             for kind in kinds:
                 check.check(kind)
+            reads = reads_free_slots(self.attempt, self.calls, self.contents, self.form, self._expected(seeded))
+            if (forward := self.attempt.passes.get("forward")) is not None:
+                self.attempt.passes["forward"] = replace(forward, reads_free_slots=reads)
 
     def timed(self, direction: str) -> TimedCheck:
         """Return what keeps rows of timed blocks of a pass."""
@@ -157,22 +162,26 @@ class Check:
         return self.machine.expected_for(self.attempt.request, seeded, self.workload, with_gradients=gradients)
 
     def _gold(self, seeded: Any) -> Expected:
-        """Return what the first calls are compared with: the reference, or the same rows of eager PyTorch.
+        """Return what the first calls are compared with: the reference, or its rows in float64 or by eager PyTorch.
 
-        The reference keeps what eager PyTorch has not, as `d_sink`. Raises Stopped if eager PyTorch needs more memory
-        than there is.
+        The reference keeps what these have not, as `d_sink`. Raises Stopped if eager PyTorch needs more memory than
+        there is.
         """
-        expected, request = self._expected(seeded), self.attempt.request
-        if request.measuring.gold != "eager":
+        expected, request, gradients = self._expected(seeded), self.attempt.request, self.attempt.with_gradients
+        if request.measuring.gold == "float32":
             return expected
         try:
-            made = eager(request.case, seeded, with_gradients=self.attempt.with_gradients)
+            if request.measuring.gold == "eager":
+                of_eager = eager(request.case, seeded, with_gradients=gradients)
+                made = {name: tensor.float() for name, tensor in of_eager.items()}
+            else:
+                made = reference(request.case, seeded, with_gradients=gradients, precision=torch.float64)
         except torch.OutOfMemoryError as error:
             reason = "gold=eager computes all scores at once: set gold=float32, or shorter lengths"
             raise Stopped("out_of_memory", reason) from error
         places = expected.places
         rows = {name: places[name].of(one) if name in places else one for name, one in made.items()}
-        return replace(expected, tensors=expected.tensors | {name: one.float() for name, one in rows.items()})
+        return replace(expected, tensors=expected.tensors | rows)
 
     def _add(
         self,

@@ -43,6 +43,8 @@ class ResultForm:
             )
         results: Results = {}
         for name, tensor in zip(names, tensors, strict=True):
+            if tensor is None:
+                raise Stopped("inaccurate", f"the {direction} has no {name}")
             wrong = malformed(name, tensor, shape=self._shapes[name], like=self._like, scales=self._scales)
             if wrong:
                 raise Stopped("inaccurate", f"{direction}: {wrong}")

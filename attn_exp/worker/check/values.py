@@ -28,6 +28,7 @@ from attn_exp.worker.check.layouts import GAPS, OTHER, Layout, gradients_of, is_
 from attn_exp.worker.machine.device import FAINT, HARD, Machine
 
 _ON = {HARD: "on hard values", FAINT: "on values of which small weights are all", NORMAL: "on normal values"}
+_OF = {"alone": "the attention alone, ", "shorter": "with last pages that are not full, "}
 _DESCRIBED = {HARD: "hard values", FAINT: "faint values"}
 # A gradient that is read by other strides is off by its norm; on hard values rounding alone may take some percent.
 _UNLIKE, _RIGHT = 0.5, 0.1
@@ -61,7 +62,7 @@ class ValuesCheck:
     contents: Contents
     form: ResultForm
     seeded: Inputs
-    call: Literal["hard", "alone"] = "hard"
+    call: Literal["hard", "alone", "shorter"] = "hard"
 
     def check(self, kind: str) -> None:
         """Compare one call of each pass on values of a kind, `NORMAL`, `HARD` or `FAINT`.
@@ -84,7 +85,7 @@ class ValuesCheck:
             verdict = self._verdict(values, row, expected, made.results)
         wrong = verdict.wrong
         if wrong:
-            why = self._why(values, row, expected, made)
+            why = self._why(values, row, expected, made) if self.attempt.with_gradients else None
             wrong = wrong if why is None else f"{why}: {wrong}"
         refused = made.refused
         if kind == HARD and not wrong:
@@ -115,8 +116,7 @@ class ValuesCheck:
         )
         self._write(self.seeded)
         if wrong:
-            alone = "the attention alone, " if self.call == "alone" else ""
-            raise Stopped("inaccurate", f"{alone}{_ON[kind]}: {wrong}")
+            raise Stopped("inaccurate", f"{_OF.get(self.call, '')}{_ON[kind]}: {wrong}")
 
     def _write(self, values: Inputs) -> None:
         self.contents.write(values)
@@ -173,15 +173,6 @@ class ValuesCheck:
 
     def _why(self, values: Inputs, row: int, expected: Expected, made: _Made) -> str | None:
         """Return what makes results wrong if they are right without it, or None."""
-        case = self.request.case
-        if case.softcap is not None:
-            with self.machine.settings.again():
-                uncapped = reference(replace(case, batch=1, softcap=None), values, with_gradients=False)["out"]
-            error = tensor_error(made.results["out"][row : row + 1], uncapped, self.calls.scales.get("out", 1.0))
-            if error.relative is not None and error.relative <= expected.tolerances["out"].relative:
-                return f"it is as if the softcap of {case.softcap:g} were left out"
-        if not self.attempt.with_gradients:
-            return None
         at_once = self._calls_on(values, made.layout)
         if not made.overwritten and self._verdict(values, row, expected, at_once.results).wrong is None:
             return "a later forward overwrites what the backward of an earlier one needs"
