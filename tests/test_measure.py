@@ -156,6 +156,13 @@ def test_the_record_says_who_reads_memory_that_holds_no_key(machine, tmp_path, t
         assert any(one.call == "free" and (one.inputs == reaches) == bool(reads) for one in record.judged)
 
 
+@pytest.mark.parametrize("case", [replace(SMALL, latent=True, value_dim=8), replace(SMALL, layout="bshd")])
+def test_memory_behind_tensors_that_are_no_packed_tokens_stays_as_it_is(machine, tmp_path, case):
+    record = measured("cheats.gaps.HidesWhatIsNoNumber", machine, tmp_path, case, passes=("forward",))
+    assert (record.status, record.metrics.get("forward/reads_free_slots")) == ("ok", None), record.reason
+    assert "free" not in [one.call for one in record.judged]
+
+
 @pytest.mark.parametrize("case", [SMALL, replace(SMALL, q_heads=4, kv_heads=2), replace(SMALL, kv_heads=1)])
 def test_the_record_says_whose_backward_keeps_the_strides_of_the_first_gradient(machine, tmp_path, case):
     record = measured("cheats.in_a_model.KeepsStrides", machine, tmp_path, case, passes=("forward", "backward"))

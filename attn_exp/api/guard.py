@@ -41,7 +41,7 @@ def assert_not_slower(
     Both are judged as `attn_exp.time` does, and measured in turns, one block each (ABBA), so that a drift of the
     machine meets both. In each pass it is slower if the mean ratio is at least the margin and beyond chance (at 1 %).
     It is not slower if the whole 95 % interval of the ratio is below the margin; else that is undecided. If other
-    programs used the machine, equal functions may differ by 25 %, and only a difference beyond that as well decides.
+    programs used the machine, equal functions may differ by 25 %, so a difference decides only if it exceeds that, too.
 
     Args:
         function: takes q, k and v, and returns a tensor (batch, q_heads, q_len, value_dim) of their dtype.

@@ -35,10 +35,10 @@ def left_out_of_build(case: Case) -> str | None:
         return None
     left_out = {name.rpartition("DISABLE_")[2] for name, is_left_out in built.items() if is_left_out}
     largest = max((dim for dim in _ROUNDED_TO if f"HDIM{dim}" not in left_out), default=0)
-    unequal = f"HDIMDIFF{192 if case.head_dim > 128 else 64}"
+    unequal_flag = f"HDIMDIFF{192 if case.head_dim > 128 else 64}"
     needs = {
         f"head dimensions above {largest}": max(case.head_dim, case.value_dim) > largest,
-        "different head dimensions of keys and values": case.head_dim != case.value_dim and unequal in left_out,
+        "different head dimensions of keys and values": case.head_dim != case.value_dim and unequal_flag in left_out,
         "softcap": case.softcap is not None and "SOFTCAP" in left_out,
         "sliding windows": case.window is not None and "LOCAL" in left_out,
         "packed sequences": case.lengths is not None and "VARLEN" in left_out,
@@ -59,7 +59,8 @@ class FlashAttention3(Reproducible):
     """
 
     # hopper/flash_api_stable.cpp, mha_fwd and mha_bwd: head dimensions up to 256. They may differ as (128, 192] with
-    # (96, 128], or up to 64 with up to 512, of which the backward supports up to 256.
+    # (96, 128], or up to 64 with up to 512, which is not declared here: the backward
+    # supports up to 256.
     supports = Supports(
         dtypes=("bfloat16", "float16", E4M3),
         # mha_bwd supports only half precision.
@@ -79,7 +80,7 @@ class FlashAttention3(Reproducible):
     claims = {("cuda", "forward"): r"FlashAttnFwdSm", ("cuda", "backward"): r"FlashAttnBwdSm"}
 
     def unsupported(self, case: Case, device: str) -> str | None:
-        """Also refuse a deterministic backward for head dimensions that are rounded up to 256."""
+        """Also refuse what its build lacks, odd heads at fp8, and a deterministic backward of 256 channels."""
         refusal = super().unsupported(case, device)
         odd = [dim for dim in (case.head_dim, case.value_dim) if case.in_codes and dim % 16]
         if refusal is None and odd:

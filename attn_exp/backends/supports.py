@@ -22,7 +22,7 @@ class Supports:
         forward_only: dtypes without a backward.
         align: the causal alignments that it supports where q_len != kv_len.
         grouped: fewer key-value heads than query heads.
-        masks: the kinds of masks with a number, by its field (attn_exp/core/case/masks.py).
+        masks: the kinds of masks with a number, by the case's field (attn_exp/core/case/masks.py).
         features: the scores, caches and packed sequences, by the names in attn_exp/core/case/features.py.
         page_sizes: all page sizes there are; None for any.
         keyless: zeros for queries that see no key.
@@ -107,9 +107,9 @@ class Supports:
                 f"set page_size={(self.page_sizes or ('null',))[0]}",
             ),
         )
-        for fits, otherwise in checks:
+        for fits, refusal in checks:
             if not fits:
-                return otherwise
+                return refusal
         return (None if self.keyless else case.keyless) or self._dims_refusal(case)
 
     def _dims_refusal(self, case: Case) -> str | None:

@@ -1,4 +1,4 @@
-"""Check calls on other values than those that are timed: hard ones, faint ones, and of a block's attention normal ones.
+"""Check calls on other values than those that are timed: hard, faint and, for a block's attention, normal ones.
 
 Each value set finds mistakes that normal inputs hide (attn_exp/attention/hard_values.py). Around the hard calls lies
 what a model does and a benchmark does not: forwards of other layers, and gradients in other layouts.
@@ -27,12 +27,12 @@ from attn_exp.worker.check.form import ResultForm, Results, form_of
 from attn_exp.worker.check.layouts import GAPS, OTHER, Layout, gradients_of, is_autograd
 from attn_exp.worker.machine.device import FAINT, HARD, Machine
 
-_ON = {HARD: "on hard values", FAINT: "on values of which small weights are all", NORMAL: "on normal values"}
-_OF = {"alone": "the attention alone, ", "shorter": "with last pages that are not full, "}
-_DESCRIBED = {HARD: "hard values", FAINT: "faint values"}
+_WHERE = {HARD: "on hard values", FAINT: "on values of which small weights are all", NORMAL: "on normal values"}
+_PREFIX = {"alone": "the attention alone, ", "shorter": "with last pages that are not full, "}
+_INPUTS = {HARD: "hard values", FAINT: "faint values"}
 # A gradient that is read by other strides is off by its norm; on hard values rounding alone may take some percent.
 _UNLIKE, _RIGHT = 0.5, 0.1
-# Forwards of other layers: one more than workspaces that take turns.
+# Forwards of other layers: enough to overwrite one of two workspaces that alternate.
 _BETWEEN = 2
 
 
@@ -102,7 +102,7 @@ class ValuesCheck:
             Judged(
                 call="faint" if kind == FAINT else self.call,
                 passes=("forward", "backward") if self.attempt.with_gradients else ("forward",),
-                inputs=_DESCRIBED.get(kind) or distribution(request.case),
+                inputs=_INPUTS.get(kind) or distribution(request.case),
                 largest_score=expected.largest_score,
                 rows=verdict.rows,
                 rows_of=verdict.rows_of,
@@ -116,7 +116,7 @@ class ValuesCheck:
         )
         self._write(self.seeded)
         if wrong:
-            raise Stopped("inaccurate", f"{_OF.get(self.call, '')}{_ON[kind]}: {wrong}")
+            raise Stopped("inaccurate", f"{_PREFIX.get(self.call, '')}{_WHERE[kind]}: {wrong}")
 
     def _write(self, values: Inputs) -> None:
         self.contents.write(values)
@@ -166,13 +166,13 @@ class ValuesCheck:
             return True
 
     def _verdict(self, values: Inputs, row: int, expected: Expected, results: Results) -> Verdict:
-        # That of sinks is the sum over the batch.
+        # The gradient of sinks, d_sink, is a sum over the batch.
         of_row = {name: tensor[row : row + 1] for name, tensor in results.items() if name != "d_sink"}
         with self.attempt.stage("accuracy"), self.machine.settings.again():
             return verdict(replace(self.request.case, batch=1), values, expected, of_row, self.calls.scales)
 
     def _why(self, values: Inputs, row: int, expected: Expected, made: _Made) -> str | None:
-        """Return what makes results wrong if they are right without it, or None."""
+        """Return the circumstance (other forwards, a layout) without which the results are right, or None."""
         at_once = self._calls_on(values, made.layout)
         if not made.overwritten and self._verdict(values, row, expected, at_once.results).wrong is None:
             return "a later forward overwrites what the backward of an earlier one needs"
@@ -220,7 +220,7 @@ class ValuesCheck:
         return self.calls.inputs
 
     def _right_at_first(self, values: Inputs, layout: Layout) -> bool:
-        """Whether the first backward of a case is right if the output's gradient lies in another layout.
+        """Whether the backward is right in this layout of the output's gradient when nothing was called before.
 
         The case has another number of heads than any that was called before. Then the backward is wrong only after one
         of the usual layout: it keeps a plan whose key lacks the strides, as cuDNN's does.
@@ -237,10 +237,10 @@ class ValuesCheck:
         k, v = (tensor.detach()[:, of_keys] for tensor in (values.k_bhsd, values.v_bhsd))
         for tensor in (q, k, v):
             tensor.requires_grad_()
-        inputs, lying = Inputs(q, k, v, d_out, kind=values.kind), layout.of(d_out)
+        inputs, d_out_in_layout = Inputs(q, k, v, d_out, kind=values.kind), layout.of(d_out)
         try:
             with uncompiled():
-                grads = None if lying is None else gradients_of(attention(q, k, v), inputs, lying)
+                grads = None if d_out_in_layout is None else gradients_of(attention(q, k, v), inputs, d_out_in_layout)
         except Exception:
             grads = None
         if grads is None:
