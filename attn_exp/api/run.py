@@ -63,7 +63,7 @@ def run(
             each(result_of(record, folder / "record.json"))
 
     chosen = overrides_of(choices)
-    twice = {override_key(one) for one in overrides} & {override_key(one) for one in chosen}
+    twice = {override_key(override) for override in overrides} & {override_key(one) for one in chosen}
     if twice:
         raise UserError(f"{min(twice)} is given as text and as a keyword: leave one out")
     folder = run_sweep([*flags, "-m", *overrides, *chosen], ended)

@@ -188,7 +188,7 @@ def _units(case: Case, inputs: Inputs) -> dict[str, Unit]:
     """
     numbers = inputs.numbers()
     tensors = (*numbers.qkv, numbers.d_out_bhsd)
-    by_channel = [one.detach().float().square().mean((0, 1, 2)) for one in tensors]
+    by_channel = [tensor.detach().float().square().mean((0, 1, 2)) for tensor in tensors]
     means = torch.stack([one.mean() for one in (*by_channel, by_channel[2] * by_channel[3])])
     # Hard values may be all zeros.
     q, k, v, d_out, product = (root or 1.0 for root in means.sqrt().tolist())

@@ -259,7 +259,9 @@ def _sums(
     """
     device, count = per_key.device, per_key.shape[-1]
     # (rows, blocks, keys)
-    keys, exist = (torch.stack(several, 1) for several in zip(*((one.keys, one.exist) for one in blocks), strict=True))
+    keys, exist = (
+        torch.stack(several, 1) for several in zip(*((block.keys, block.exist) for block in blocks), strict=True)
+    )
     keys, exist = keys.clamp(0, count - 1), exist.to(device)
     same = bool((keys == keys[:1]).all())
     keys = keys.to(device)

@@ -132,7 +132,7 @@ def read_against(choice: Choice, sweeps: Sequence[Sweep]) -> list[Sweep]:
     if choice.against != (LAST,) or choice.uri is not None or (home / LAST).exists():
         return read_sweeps(choice, choice.against)
     ordered = [str(folder) for folder in sweeps_in(home)]
-    before = ordered[: min((ordered.index(one.place) for one in sweeps if one.place in ordered), default=0)]
+    before = ordered[: min((ordered.index(sweep.place) for sweep in sweeps if sweep.place in ordered), default=0)]
     for folder in reversed(before):
         earlier = read_folder(Path(folder), may_be_empty=True)
         if {result.key for result in earlier.results} & {result.key for result in results_of(sweeps)}:
@@ -223,4 +223,4 @@ def _basis(spreads: Spreads, results: Sequence[Result]) -> list[str]:
 
 def homes(sweeps: Sequence[Sweep]) -> list[Path]:
     """Return the folders that sweeps lie in, where their duels are, too; none of sweeps from MLflow."""
-    return distinct(path.parent for path in (Path(one.place).resolve() for one in sweeps) if path.is_dir())
+    return distinct(path.parent for path in (Path(sweep.place).resolve() for sweep in sweeps) if path.is_dir())

@@ -85,7 +85,7 @@ def _without_number(labels: Sequence[str], rows: Sequence[Ranking]) -> str:
     why: dict[str, list[str]] = defaultdict(list)
     for label in labels:
         statuses = {row.cell.result.status for row in rows if row.label == label}
-        why[", ".join(sorted("no value" if one == "ok" else one for one in statuses))].append(label)
+        why[", ".join(sorted("no value" if status == "ok" else status for status in statuses))].append(label)
     each = "; ".join(f"{', '.join(names)} ({statuses})" for statuses, names in why.items())
     return each and printable(f"no number: {each}")
 
@@ -99,9 +99,9 @@ def _shown(rows: Sequence[Ranking], show: str) -> str:
     if show != "auto":
         return _METRICS[show]
     results = [row.cell.result for row in rows]
-    if all(one.device == "cpu" for one in results):
+    if all(result.device == "cpu" for result in results):
         return "time_us"
-    return "gb_per_s" if all(one.case.q_len == 1 for one in results) else "tflops"
+    return "gb_per_s" if all(result.case.q_len == 1 for result in results) else "tflops"
 
 
 def _by_speed(rows: Sequence[Ranking], metric: ChosenMetric) -> list[str]:

@@ -51,7 +51,7 @@ def rivals_page(rivals: Rivals) -> Page:
         *_row_notes([row.cell for row in rivals.rows]),
     ]
     headline = _headline(rivals)
-    count, runs = sum(one.records for one in rivals.sweeps), len(rivals.sweeps)
+    count, runs = sum(sweep.records for sweep in rivals.sweeps), len(rivals.sweeps)
     pooled = f"{count} records of {runs} sweeps are pooled; against=SWEEP compares one with another"
     lines = (*head_lines(rivals), pooled if runs > 1 else "", shared_line(shared))
     return Page(about, lines, tuple(sheets), tuple(notes), headline=headline)
@@ -69,7 +69,7 @@ def end_page(rivals: Rivals) -> Page:
 def _row_notes(cells: Sequence[Cell]) -> list[str]:
     """Return what flags mean, which timers disagree, and why cells have no value."""
     results = [cell.result for cell in cells]
-    return [*flag_notes(flag for one in results for flag in one.flags), *opinion_notes(results), *reasons(cells)]
+    return [*flag_notes(flag for result in results for flag in result.flags), *opinion_notes(results), *reasons(cells)]
 
 
 def _headline(rivals: Rivals) -> Headline:
@@ -124,13 +124,13 @@ def changes_page(changes: Changes) -> Page:
 def history_page(history: History) -> Page:
     """Return the page of trends, those that changed level first, with what changed in the environment."""
     shared = shared_values([row.cell for row in history.rows])
-    names = [one.name for one in history.sweeps]
+    names = [sweep.name for sweep in history.sweeps]
     notes = [_turn_note(row, names) for row in history.rows if row.turns] + list(history.notes)
     about = about_part(history) | {"kind": "history", "shared": shared}
     lines = head_lines(history)
     if len(lines) > 4:
         span = f"{day(history.sweeps[0].ended_at)} to {day(history.sweeps[-1].ended_at)}"
-        devices = ", ".join(sorted({device for one in history.sweeps for device in one.devices}))
+        devices = ", ".join(sorted({device for sweep in history.sweeps for device in sweep.devices}))
         lines = [f"{len(names)} sweeps, {names[0]} to {names[-1]}, {span}, {devices}"]
     turned = sum(bool(row.turns) for row in history.rows)
     said = f"of {len(history.rows)} cells: {turned} changed level"

@@ -93,14 +93,14 @@ class Settlements:
 
     def __init__(self, duels: Iterable[Duelled] = ()) -> None:
         self._pairs: dict[Any, Settled | None] = {}
-        for one in duels:
-            equal, decided = one.verdict == "equivalent", one.verdict != "undecided"
+        for duel in duels:
+            equal, decided = duel.verdict == "equivalent", duel.verdict != "undecided"
             for (a, b), times, low, high in (
-                ((one.a, one.b), one.times, one.low, one.high),
-                ((one.b, one.a), 1 / one.times, 1 / one.high, 1 / one.low),
+                ((duel.a, duel.b), duel.times, duel.low, duel.high),
+                ((duel.b, duel.a), 1 / duel.times, 1 / duel.high, 1 / duel.low),
             ):
-                found = Settled(times, low, high, equal, one.duel) if decided else None
-                self._pairs[_side(a), _side(b), one.direction] = found
+                found = Settled(times, low, high, equal, duel.duel) if decided else None
+                self._pairs[_side(a), _side(b), duel.direction] = found
 
     def __bool__(self) -> bool:
         """Whether there was any duel."""

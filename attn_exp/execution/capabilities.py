@@ -44,19 +44,23 @@ def possible(requests: Sequence[Request | UserError], folder: Path, progress: Pr
     A child process asks their backends; if one of these ends it, the requests stay as they are.
     """
     progress.line.show("asking the backends")
-    asked = [one for one in requests if isinstance(one, Request) and done_record(one, folder / one.job) is None]
+    asked = [
+        request
+        for request in requests
+        if isinstance(request, Request) and done_record(request, folder / request.job) is None
+    ]
     try:
         reasons = refusals(asked)
     except UserError as error:
         progress.note(str(error))
         return list(requests)
     impossible = {job: UserError(reason) for job, reason in reasons.items()}
-    return [impossible.get(one.job, one) if isinstance(one, Request) else one for one in requests]
+    return [impossible.get(request.job, request) if isinstance(request, Request) else request for request in requests]
 
 
 def refusals(jobs: Sequence[Request]) -> dict[str, str]:
     """Return why jobs cannot be measured here, by name, without those that can. Raises UserError as `ask` does."""
-    answers = _asked([one.backend for one in jobs], jobs) if jobs else []
+    answers = _asked([job.backend for job in jobs], jobs) if jobs else []
     reasons = [(one, said["missing"] or said["refusal"]) for one, said in zip(jobs, answers, strict=True)]
     return {one.job: f"{one.label}: {reason}" for one, reason in reasons if reason}
 
@@ -103,8 +107,10 @@ def configured(path: Path) -> dict[str, Any]:
 def table(answers: Sequence[dict[str, Any]]) -> str:
     """Return a table of all backends for a terminal of 120 columns, and why some are not available."""
     heads = (("backend", 16), ("version", 12), ("about", 46), ("can compute", 40))
-    rows = tuple((one["name"], one["version"] or "-", one["about"], one["can_compute"]) for one in answers)
-    missing = [f"{one['name']}: {one['missing']}" for one in answers if one["missing"]]
+    rows = tuple(
+        (answer["name"], answer["version"] or "-", answer["about"], answer["can_compute"]) for answer in answers
+    )
+    missing = [f"{answer['name']}: {answer['missing']}" for answer in answers if answer["missing"]]
     below = ["not available here:", *missing] if missing else ["all are available here"]
     return "\n".join([grid(_sheet(heads, rows)), "", *below])
 
@@ -115,7 +121,7 @@ def verdicts(answers: Sequence[dict[str, Any]]) -> str:
     What it could compute follows from what it declares, without its package or a GPU.
     """
     heads = (("backend", 16), ("here", 4), ("could", 5), ("why not", 84))
-    reasons = [one["declared"] or one["missing"] or one["refusal"] for one in answers]
+    reasons = [answer["declared"] or answer["missing"] or answer["refusal"] for answer in answers]
     rows = tuple((one["name"], not why, not one["declared"], why) for one, why in zip(answers, reasons, strict=True))
     return grid(_sheet(heads, rows))
 
@@ -128,7 +134,7 @@ def markdown(answers: Sequence[dict[str, Any]]) -> str:
     """Return the table of docs/backends.md, which does not depend on the machine."""
     heads = ("backend", "what it is", "can compute", "needs")
     rows = tuple(
-        (f"`{one['name']}`", one["about"], one["can_compute"], f"`{one['needs']}`" * bool(one["needs"]))
-        for one in answers
+        (f"`{answer['name']}`", answer["about"], answer["can_compute"], f"`{answer['needs']}`" * bool(answer["needs"]))
+        for answer in answers
     )
     return sheet_markdown(Sheet("backends", "", tuple(Column(head, head, "markdown") for head in heads), rows))

@@ -79,9 +79,9 @@ def _counted(results: Sequence[Result], counts: Counter[str], planned: int | Non
     """Return how many jobs ended how and with which flags, and the first reasons why some have no result."""
     each = ", ".join(f"{count} {status}" for status, count in counts.most_common())
     lines = [": ".join(filter(None, [counted_of(len(results), planned, "job"), each]))]
-    if flags := Counter(flag for one in results for flag in shown_flags(one.flags)):
+    if flags := Counter(flag for result in results for flag in shown_flags(result.flags)):
         lines[0] += f"; flags: {safe(', '.join(f'{flag} in {count}' for flag, count in flags.most_common()))}"
-    reasons = dict.fromkeys(f"{one.label} {one.status}: {one.reason}" for one in results if one.reason)
+    reasons = dict.fromkeys(f"{result.label} {result.status}: {result.reason}" for result in results if result.reason)
     lines += [f"- {safe(reason)}" for reason in list(reasons)[:_REASONS]]
     if len(reasons) > _REASONS:
         lines.append(f"- ... and {len(reasons) - _REASONS} more reasons in table.csv")

@@ -17,11 +17,11 @@ def rivals_of(job: Result, results: Iterable[Result], direction: str) -> list[Re
     """Return the ok results of one pass on a job's case, the fastest first, with unique labels."""
     key = f"{direction}/time_us"
     same = [
-        one
-        for one in results
-        if one.status == "ok"
-        and key in one.metrics
-        and (one.case, method_key(one), one.device_name) == (job.case, method_key(job), job.device_name)
+        result
+        for result in results
+        if result.status == "ok"
+        and key in result.metrics
+        and (result.case, method_key(result), result.device_name) == (job.case, method_key(job), job.device_name)
     ]
     return sorted(named(same), key=lambda one: one.metrics[key])
 

@@ -113,7 +113,7 @@ class Judge:
 
 
 def _malformed(inputs: Inputs, tensors: Mapping[str, torch.Tensor], scales: Mapping[str, float]) -> str | None:
-    shapes = dict(zip(inputs.gradient_names, (tuple(one.shape) for one in inputs.leaves), strict=True))
+    shapes = dict(zip(inputs.gradient_names, (tuple(leaf.shape) for leaf in inputs.leaves), strict=True))
     shapes["out"] = tuple(inputs.d_out_bhsd.shape)
     for name, tensor in tensors.items():
         wrong = malformed(name, tensor, shape=shapes[name], like=inputs.q_bhsd, scales=scales)
@@ -126,7 +126,8 @@ def _widened(case: Case, wanted: Expected, bounds: list[dict[str, Tolerance]]) -
     """Return what is expected with the widest tolerances, times a factor, and what rounding a score may cost."""
     score = _OF_SCORES * (wanted.largest_score or 0.0)
     widest = {
-        name: _widest([own, *(one.get(name, own) for one in bounds)], score) for name, own in wanted.tolerances.items()
+        name: _widest([own, *(bound.get(name, own) for bound in bounds)], score)
+        for name, own in wanted.tolerances.items()
     }
     if min(case.head_dim, case.value_dim) < _LEAST_DIM:
         widest = {name: Tolerance(one.relative, one.worst_row) for name, one in widest.items()}
@@ -135,7 +136,7 @@ def _widened(case: Case, wanted: Expected, bounds: list[dict[str, Tolerance]]) -
 
 def _widest(bounds: list[Tolerance], score: float) -> Tolerance:
     def most(field: str) -> Any:
-        values = [getattr(one, field) for one in bounds]
+        values = [getattr(bound, field) for bound in bounds]
         return None if None in values else _FACTOR * (max(values) + score)
 
     fields = ("relative", "worst_row", "own_row", "tile")

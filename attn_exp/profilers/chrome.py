@@ -127,7 +127,7 @@ def _row(direction: str, name: str, seen: Sequence[tuple[_Event, float | None]],
     arguments = launches[0]
     for key, ours in _FIGURES.items():
         # Launches of different shapes have no common value.
-        if any(one.get(key) != arguments.get(key) for one in launches):
+        if any(launch.get(key) != arguments.get(key) for launch in launches):
             continue
         # Kineto reports an occupancy of 0 for kernels with more shared memory than the default: it is unknown.
         if key in arguments and not (ours == "occupancy_percent" and not arguments[key]):

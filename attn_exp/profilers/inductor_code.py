@@ -112,7 +112,9 @@ def _jitted(source: str) -> ast.FunctionDef | None:
         functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
     except SyntaxError:
         return None
-    jitted = [one for one in functions if any("triton.jit" in ast.unparse(word) for word in one.decorator_list)]
+    jitted = [
+        function for function in functions if any("triton.jit" in ast.unparse(word) for word in function.decorator_list)
+    ]
     # Helpers of a template come before the kernel.
     return jitted[-1] if jitted else None
 
@@ -126,7 +128,7 @@ def _definition(node: ast.stmt) -> tuple[str, str, str] | None:
         return None
     if ast.unparse(call.func.value) != "async_compile":
         return None
-    texts = [one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+    texts = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
     language = call.func.attr.split("_")[0]
     return (node.targets[0].id, language, max(texts, key=len)) if texts else None
 

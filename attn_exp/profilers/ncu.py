@@ -84,7 +84,7 @@ class Ncu:
         program = find_program(self.program)
         known = known_names(ask(program, "--query-metrics"))
         counters = (*counters_for(known), *(own_counter(name, known) for name in self.metrics))
-        text = self._table(program, subject, [one.metric for one in counters])
+        text = self._table(program, subject, [counter.metric for counter in counters])
         (subject.folder / _RAW).write_text(text, encoding="utf-8")
         by_pass = split_passes(read_launches(text), subject.request.measuring.passes, MARK)
         profiled = tuple(one for name, own in by_pass.items() for one in kernels(own, name, counters))

@@ -168,7 +168,7 @@ def _stall_shares(launches: Sequence[Launch], counters: Iterable[Counter]) -> di
     shares: dict[str, float] = {}
     weights = 0.0
     for launch in launches:
-        cycles = {one.name: launch.values[one.metric] for one in stalls if one.metric in launch.values}
+        cycles = {stall.name: launch.values[stall.metric] for stall in stalls if stall.metric in launch.values}
         whole, weight = sum(cycles.values()), launch.values.get(_TIME, 1.0)
         if whole:
             weights += weight
@@ -181,7 +181,7 @@ def _together(launches: Sequence[Launch], counters: Iterable[Counter]) -> dict[s
     """Return each counter over several launches. If a launch lacks it, it is a mean of the others, and never a sum."""
     combined: dict[str, float] = {}
     for counter in counters:
-        have = [one for one in launches if counter.metric in one.values]
+        have = [launch for launch in launches if counter.metric in launch.values]
         if not have or (counter.kind == "sum" and len(have) < len(launches)):
             continue
         values = [one.values[counter.metric] * counter.scale for one in have]

@@ -113,7 +113,11 @@ def _key(case: Case, backend: str, direction: str) -> tuple[Any, ...]:
 
 def _judged(figure: Figure, candidates: Sequence[Measured]) -> Judged:
     # The forward has no deterministic algorithm.
-    fitting = [one for one in candidates if figure.direction == "forward" or one.deterministic == figure.deterministic]
+    fitting = [
+        candidate
+        for candidate in candidates
+        if figure.direction == "forward" or candidate.deterministic == figure.deterministic
+    ]
     if figure.backend is None or not fitting:
         return Judged(figure, None)
     best = max(

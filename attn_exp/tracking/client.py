@@ -209,7 +209,7 @@ def legal(values: Mapping[str, Value]) -> dict[str, Value]:
     """
     found: dict[str, Value] = {}
     # Those that are accepted keep their names.
-    for key in sorted(values, key=lambda one: _legal(one) != one):
+    for key in sorted(values, key=lambda value: _legal(value) != value):
         name = _legal(key)
         other = 2
         while name in found:

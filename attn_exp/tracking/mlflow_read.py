@@ -40,7 +40,7 @@ def read_store(uri: str, experiment: str, names: Sequence[str]) -> list[Sweep]:
             paths = [_record(client, run, option_uri(uri), folder / run.info.run_id) for run in reversed(runs)]
             results, broken = read_files(paths, missing_is_broken=True)
             # A record has the name under which it was measured; here the name under which it was stored counts.
-            own = tuple(one if one.sweep == name else replace(one, sweep=name) for one in results)
+            own = tuple(result if result.sweep == name else replace(result, sweep=name) for result in results)
             sweeps.append(Sweep(name, redacted(uri), own, broken))
     return sweeps
 

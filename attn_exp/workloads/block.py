@@ -48,7 +48,7 @@ class BlockInputs:
 
     def to(self, precision: torch.dtype) -> "BlockInputs":
         """Return a copy of the same numbers in another precision."""
-        operands = (one.detach().to(precision).requires_grad_(one.requires_grad) for one in self.operands)
+        operands = (operand.detach().to(precision).requires_grad_(operand.requires_grad) for operand in self.operands)
         return BlockInputs(copy.deepcopy(self.block).to(precision), tuple(operands), self.d_out.to(precision))
 
     def first(self, tokens: int) -> "BlockInputs":
@@ -59,7 +59,7 @@ class BlockInputs:
             part = tensor.detach()[:1, :tokens] if tensor.ndim == self.d_out.ndim else tensor.detach()[:1]
             return part.contiguous().requires_grad_(tensor.requires_grad)
 
-        return BlockInputs(self.block, tuple(cut(one) for one in self.operands), cut(self.d_out))
+        return BlockInputs(self.block, tuple(cut(operand) for operand in self.operands), cut(self.d_out))
 
 
 class RotaryBlock(nn.Module):

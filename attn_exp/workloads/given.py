@@ -75,7 +75,9 @@ class Operands:
 
     def to(self, precision: torch.dtype) -> "Operands":
         """Return a copy of the same numbers in another precision."""
-        q, k, v = (one.detach().to(precision, copy=True).requires_grad_(one.requires_grad) for one in self.operands)
+        q, k, v = (
+            operand.detach().to(precision, copy=True).requires_grad_(operand.requires_grad) for operand in self.operands
+        )
         return Operands((q, k, v), self.d_out.to(precision))
 
 

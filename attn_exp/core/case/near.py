@@ -48,7 +48,7 @@ def beyond(case: Case, cases: Collection[Case]) -> tuple[str, ...]:
             limit = f"up to {max(measured):g}" if value > max(measured) else f"from {min(measured):g}"
             said.append(f"{name} {value:g} (measured {limit})")
     kinds = [kind_of(one) for one in cases]
-    said += [f"{name} {value}" for name, value in kind_of(case).items() if all(one[name] != value for one in kinds)]
+    said += [f"{name} {value}" for name, value in kind_of(case).items() if all(kind[name] != value for kind in kinds)]
     return tuple(said)
 
 

@@ -56,7 +56,7 @@ class CpuReader:
 
     def end(self) -> tuple[list[Reading], str]:
         """Return the readings since `begin`, and what went wrong with them, empty if nothing did."""
-        if any(one.clock_mhz is None for one in self._readings):
+        if any(reading.clock_mhz is None for reading in self._readings):
             return self._readings, "the processor's frequency can no longer be read"
         return self._readings, ""
 

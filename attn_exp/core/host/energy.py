@@ -111,7 +111,9 @@ def _made(power_w: float, seconds: float, source: str, error: float, broken: str
 
 def _counted(stretches: Sequence[Span], readings: Sequence[Reading], limit_w: float | None) -> Energy:
     """Return the energy between the first and the last step of the counter that were seen, in the stretches."""
-    counts = [(one.energy_at or one.at, one.energy_j) for one in readings if one.energy_j is not None]
+    counts = [
+        (reading.energy_at or reading.at, reading.energy_j) for reading in readings if reading.energy_j is not None
+    ]
     if not counts:
         return Energy(absent="the device shows no energy")
     for (at, energy), (later, more) in itertools.pairwise(counts):

@@ -156,7 +156,7 @@ def kill_all(processes: set[tuple[int, str]]) -> None:
     One that is still being taken apart holds its memory, that of a GPU too.
     """
     for after_s in _AGAIN_AFTER_S:
-        processes = {one for one in processes if one[1] and _started(one[0]) == one[1]}
+        processes = {process for process in processes if process[1] and _started(process[0]) == process[1]}
         if not processes:
             return
         processes = processes.union(*(descendants(pid) for pid, _ in processes))

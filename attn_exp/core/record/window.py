@@ -91,7 +91,7 @@ def window_of(
     gap_s = _GAP_S if alone else _RIVALS_GAP_S
     stretches = _stretches(blocks, gap_s)
     seconds = sum(end - begin for begin, end in blocks)
-    inside = [one for one in readings if any(begin <= one.at <= end + gap_s for begin, end in stretches)]
+    inside = [reading for reading in readings if any(begin <= reading.at <= end + gap_s for begin, end in stretches)]
     troubles = [trouble, _silence(readings, watched) if source == "nvml" and not trouble else ""]
     highest = limits.get("max_sm_clock_mhz")
     most = _CLOCK_FACTOR * highest if highest else math.inf
@@ -143,7 +143,7 @@ def _stretches(blocks: Sequence[Span], gap_s: float) -> list[Span]:
 def _silence(readings: Sequence[Reading], watched: Span) -> str:
     """Return for how long no reading came, if that is far longer than one takes."""
     begin, end = watched
-    moments = [begin, *(one.at for one in readings if begin <= one.at <= end), end]
+    moments = [begin, *(reading.at for reading in readings if begin <= reading.at <= end), end]
     silent_s, since = max((later - earlier, earlier) for earlier, later in itertools.pairwise(moments))
     if silent_s <= SILENCE_S:
         return ""

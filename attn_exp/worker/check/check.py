@@ -98,9 +98,9 @@ class Check:
                     return self.workload.expected(case, inputs, with_gradients=gradients, tolerances=first.tolerances)
 
                 wrong = check.wrong(seeded, first, whole)
-                for one in check.blocks:
+                for block in check.blocks:
                     described = f"{self._described()}, signs changed"
-                    self._add("timed", one.rows, first, described, check.direction, one.number + 1)
+                    self._add("timed", block.rows, first, described, check.direction, block.number + 1)
                 check.kept.clear()
                 if wrong:
                     raise Stopped("inaccurate", wrong)

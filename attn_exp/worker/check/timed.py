@@ -85,7 +85,7 @@ class TimedCheck:
         heads = self.case.batch * self.case.kv_heads
         kv_heads = torch.randperm(heads, generator=fresh_dice())[:_HEADS].sort().values
         self._places = draw_places(self.case, kv_heads)
-        of_queries, of_keys = (one.to(self.contents.tensors["d_out"].device) for one in self._places)
+        of_queries, of_keys = (places.to(self.contents.tensors["d_out"].device) for places in self._places)
         self._on_device = {"out": of_queries, "dq": of_queries, "dk": of_keys, "dv": of_keys}
 
     def after_block(self, number: int, last: Any) -> None:
