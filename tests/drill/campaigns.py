@@ -181,11 +181,12 @@ class Campaign:
         command = self.command.of_own_backend("saved", _SAVED_JOBS, "saved_backend.Saved")
         ended = command.run((0.1, lambda running: file.write_text(f"{file.read_text()}# saved\n")))
         finished = command.run()
-        statuses = {read_record(path.parent).status for path in command.records()}  # type: ignore[union-attr]
+        statuses = Counter(read_record(path.parent).status for path in command.records())  # type: ignore[union-attr]
         if ended.code == 2 and "were changed while the sweep ran" in ended.said and 0 < ended.records < _SAVED_JOBS:
             self.counts[SAVED] += 1
-        if finished.code != 0 or finished.records < _SAVED_JOBS or statuses != {"ok"}:
-            self.wrong.append(f"{SAVED}: exit code {finished.code}, {statuses}: {finished.said[-800:]}")
+        # The job that the worker had begun may say that its backend's files were changed.
+        if finished.code != 0 or statuses["ok"] < _SAVED_JOBS or statuses.total() - statuses["ok"] > 1:
+            self.wrong.append(f"{SAVED}: exit code {finished.code}, {dict(statuses)}: {finished.said[-800:]}")
 
     def plant(self) -> None:
         """Plant links and odd things in the sweep's folder."""
