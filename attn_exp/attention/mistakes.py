@@ -53,7 +53,9 @@ def mistake(
 
     off, least = error(case, inputs), tolerances["out"].relative
     if off is not None and off <= least:
-        return _mistaken_gradients(case, inputs, results, tolerances, scales)
+        if "dq" not in results:
+            return None
+        return _mistaken_gradients(case, inputs, results["dq"], scales.get("dq", 1.0), tolerances["dq"].relative)
     errors = {words: error(other, given) for words, other, given in _others(case, inputs)}
     errors["with its mask inverted"] = _inverted(case, inputs, out, scales.get("out", 1.0))
     explaining = {words: of for words, of in errors.items() if of is not None and of <= least}
@@ -128,21 +130,10 @@ def _inverted(case: Case, inputs: Inputs, out: torch.Tensor, scale: float) -> fl
     return tensor_error(out[:1, :group, seeing].float() * scale, expected[:, :, seeing]).relative
 
 
-def _mistaken_gradients(
-    case: Case,
-    inputs: Inputs,
-    results: Mapping[str, torch.Tensor],
-    tolerances: Mapping[str, Tolerance],
-    scales: Mapping[str, float],
-) -> str | None:
+def _mistaken_gradients(case: Case, inputs: Inputs, dq: torch.Tensor, scale: float, tolerance: float) -> str | None:
     """Return whether wrong gradients of a right output are those of its sum."""
-    if "dq" not in results:
-        return None
     ones = replace(inputs, d_out_bhsd=torch.ones_like(inputs.d_out_bhsd))
     queries, keys = draw_places(case, torch.arange(min(case.kv_heads, _HEADS)), torch.arange(1))
     expected = sampled_reference(case, ones, with_gradients=True, places=(queries, keys)).tensors["dq"]
-    dq = queries.to(expected.device).of(results["dq"]).float() * scales.get("dq", 1.0)
-    error = tensor_error(dq, expected).relative
-    return (
-        "gradients are those of a d_out of ones" if error is not None and error <= tolerances["dq"].relative else None
-    )
+    error = tensor_error(queries.to(expected.device).of(dq).float() * scale, expected).relative
+    return "gradients are those of a d_out of ones" if error is not None and error <= tolerance else None
