@@ -117,9 +117,11 @@ def test_a_mistake_is_one_sentence_and_exits_with_2(line, said, tmp_path, monkey
 
 
 def test_an_interrupt_of_any_command_exits_with_130(tmp_path):
-    # In the middle of a comparison, when its reader would run.
+    # In the middle of a comparison, when its reader would run. A suite that was started with nohup ignores signals.
     code = (
-        "import os, signal, sys\nimport attn_exp.cli as cli\nfrom importlib import import_module\n"
+        "import os, signal, sys\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "signal.signal(signal.SIGQUIT, signal.SIG_DFL)\n"
+        "import attn_exp.cli as cli\nfrom importlib import import_module\n"
         "def run(choice, words):\n    os.kill(os.getpid(), getattr(signal, name))\n    signal.pause()\n"
         "name, import_module('attn_exp.comparison.answer').read_sweeps = sys.argv.pop(), run\ncli.main()\n"
     )
