@@ -10,12 +10,15 @@ import pytest
 import sweeps
 
 from attn_exp.commands.reproduce import main
+from attn_exp.commands.run import main as run
 from attn_exp.config.compose import compose_config, resolved_config
 from attn_exp.core.case.fields import case_from_config
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.errors import UserError
+from attn_exp.core.sheet.render import text_of
+from attn_exp.reproduce.confirmed import confirm, confirmed_page, sample
 from attn_exp.reproduce.figures import choose, read_file, read_published, runs
-from attn_exp.reproduce.judged import from_results, from_table, judge
+from attn_exp.reproduce.judged import from_results, from_table, judge, verdict_of
 from attn_exp.results.read import read_folder
 from attn_exp.results.result import result_of
 from attn_exp.sweep.product import parsed_combinations
@@ -88,7 +91,8 @@ def test_each_configuration_is_what_hydra_makes_of_its_overrides():
         config = resolved_config(compose_config([*one.words(), "device=cpu"], "s"))
         assert case_from_config(config) == one.case, one.name
         for key, value in one.settings.items():
-            assert str(config[key]).lower() == value, (one.name, key)
+            typed = config[key]["name"] if key == "timer" else config[key]
+            assert str(typed).lower() == value, (one.name, key)
 
 
 def evidence_of(path, folder):
@@ -125,7 +129,7 @@ def test_our_rate_is_counted_as_theirs_and_judged_on_their_gpu_only(written):
     assert (elsewhere[0].verdict, elsewhere[0].said) == (None, "another GPU: no verdict")
     assert elsewhere[0].ratio == pytest.approx(ours.ratio)
     failed = judge(figures, measured(sweeps.failed("unsupported", reason="no kernel for it")))
-    assert (failed[0].verdict, failed[0].said) == (None, "unsupported: no kernel for it")
+    assert (failed[0].verdict, failed[0].said) == (None, "unsupported")
 
 
 def test_another_case_or_algorithm_is_not_it_and_other_conditions_are_told(written):
@@ -196,14 +200,74 @@ def test_it_measures_what_is_needed(written, tmp_path, monkeypatch, capsys):
     words = ["device=cpu", "isolation=none", "tracker=none", "stopping.budget_s=0.05", "save_plots=false", "quiet=true"]
     assert main(["paper", f"published={folder}", *words]) == 0
     out = capsys.readouterr().out
-    assert "of 2 figures 0 reproduced, 0 beside, 0 contradicted, 2 without a verdict" in out
+    assert "of 2 figures 2 without a verdict" in out
     assert out.count("another GPU: no verdict") == 2
     assert "H200 SXM there" in out
+
+
+def test_a_burst_that_is_faster_contradicts_no_figure():
+    assert verdict_of(1.2, 0.01, 0.0, "burst") == "faster_at_full_clock"
+    assert verdict_of(1.2, 0.01, 0.0, "sustained") == verdict_of(1 / 1.2, 0.01, 0.0, "burst") == "contradicted"
+
+
+def test_a_sweep_of_another_host_is_confirmed_row_by_row_or_its_differences_are_named():
+    other = sweeps.H200 | {"gpu_uuid": "GPU-2", "driver": "590.1", "power_limit_w": 600.0}
+    cases = [replace(sweeps.CASE, batch=batch) for batch in (1, 2, 3, 4, 5)]
+    there = [result_of(sweeps.job("flash", 100.0, None, of=case)) for case in cases]
+    # Equal; within both intervals; beyond 3 %; beyond 10 %; not known well.
+    times = ((100.5, 0.003), (98.0, 0.025), (105.0, 0.003), (80.0, 0.003), (100.0, 0.6))
+    here = [
+        result_of(sweeps.job("flash", us, None, of=case, half=half, environment=other))
+        for case, (us, half) in zip(cases, times, strict=True)
+    ]
+    rows = confirm(there, here)
+    assert [row.verdict for row in rows] == ["confirmed", "confirmed", "beside", "contradicted", "too uncertain"]
+    assert rows[3].low < 1.25 < rows[3].high and rows[3].ratio == pytest.approx(1.25)
+    assert [bool(row.differs) for row in rows] == [False, False, True, True, True]
+    assert "power_limit_w 700.0 there, 600.0 here; driver 580.1 there, 590.1 here" in rows[2].differs
+    text = text_of(confirmed_page(rows))
+    assert "of 5 rows 2 confirmed" in text and "3 of 5 within 3 %" in text
+    failed = result_of(sweeps.failed("out_of_memory", of=cases[0]))
+    assert [row.verdict for row in confirm(there[:2], [failed])] == ["out_of_memory here", "not measured"]
+
+
+def test_a_sample_of_a_sweep_is_spread_over_its_cases_and_imports_no_class_of_a_record():
+    cases = [replace(sweeps.CASE, batch=batch) for batch in (1, 2, 3, 4)]
+    foreign = sweeps.job("own", options={"_target_": "os.system"})
+    results = [result_of(record) for record in (*(sweeps.job(of=case) for case in cases), foreign)]
+    assert [one.case.batch for one in sample(results, 2)] == [1, 3]
+    assert len(sample(results, None)) == len(sample(results, 20)) == 4
+
+
+def test_a_sweep_is_measured_again_with_the_configurations_of_its_records(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    small = ["batch=1,2", "model.q_heads=2", "model.kv_heads=2", "model.head_dim=16", "seq_len=32", "dtype=fp32"]
+    quick = ["device=cpu", "isolation=none", "tracker=none", "stopping.budget_s=0.05", "save_plots=false", "quiet=true"]
+    assert run(["-m", *small, *quick, "backend=flash,math", "passes=[forward]", "l2=written", "sweep=one"]) == 0
+    with tarfile.open("one.tar.xz", "w:xz") as archive:
+        archive.add("multirun/one", "one")
+    capsys.readouterr()
+    words = ["one.tar.xz", "rows=3", "device=cpu", *quick]
+    assert main([*words, "dry_run=true"]) == 0
+    assert "3 would run" not in (out := capsys.readouterr().out) and out.count("would run") == 3
+    shown = []
+    for _ in range(2):  # The second takes the records of the first.
+        assert main([*words, "format=json"]) == 0
+        shown.append(json.loads(capsys.readouterr().out))
+    assert shown[0] == shown[1] and len(shown[0]["rows"]) == 3
+    again = Path("multirun/reproduce-one")
+    jobs = {path.parent.name for path in again.glob("*/record.json")}
+    assert len(jobs) == 3 and jobs < {path.parent.name for path in Path("multirun/one").glob("*/record.json")}
+    assert main(["multirun/one", "sweep=reproduce-one", "rows=all", "format=json"]) == 0
+    whole = json.loads(capsys.readouterr().out)
+    assert [row["verdict"] for row in whole["rows"]].count("not measured") == 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["none.tar.xz"], "none.tar.xz cannot be read as an archive of records"),
+        (["none.tar.xz", "rows=0"], "rows=0 is no number of rows"),
         (["nobody"], "there is no figure or source 'nobody'"),
         (["cudnn_frontend_h200", "where=seq_len > 1e9"], "matches none of the 56 figures"),
         (["cudnn_frontend_h200", "sweep=none"], "there is no sweep 'none'"),

@@ -21,17 +21,28 @@ if TYPE_CHECKING:
     from attn_exp.reproduce.judged import Measured
 
 
+def _rows(key: str, value: str) -> int | None:
+    if value == "all":
+        return None
+    if not value.isdecimal() or not int(value):
+        raise UserError(f"{key}={value} is no number of rows: write {key}=20, or {key}=all")
+    return int(value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReproduceOptions(Options):
-    """Repeats figures that papers, vendors and issues published.
+    """Repeats figures that papers, vendors and issues published, or a sweep of another host.
 
     It measures their exact configurations, or takes records that exist, and prints figure, ours, the ratio with its
     interval, and a verdict. Without a name it lists the sources.
     """
 
     name: str | None = option(
-        "a source, or a figure as SOURCE/ID", "NAME", example="attn-exp reproduce cudnn_frontend_h200"
+        "a source, a figure as SOURCE/ID, or a sweep's folder or archive of records",
+        "NAME",
+        example="attn-exp reproduce cudnn_frontend_h200",
     )
+    rows: int | None = option("how many rows of a sweep to measure again, or all", "ROWS", default="20", read=_rows)
     where: str | None = option(
         'which figures: where="causal and library=FA3 and status=not_run", in the language of compare; the fields are '
         "those of a case, and source, id, library, backend, gpu, pass, status, deterministic",
@@ -50,11 +61,14 @@ class ReproduceOptions(Options):
 def run(options: ReproduceOptions) -> int:
     """Do what the arguments ask for: list, or repeat figures; return the exit code."""
     from attn_exp.reproduce import page
+    from attn_exp.reproduce.confirmed import is_sweep
     from attn_exp.reproduce.figures import choose, read_published, runs
     from attn_exp.reproduce.judged import judge
 
-    figures = read_published(options.published)
     name, form = options.name, options.format
+    if name and is_sweep(name):
+        return _again(name, options)
+    figures = read_published(options.published)
     chosen = choose(figures, name) if name else figures
     if options.where:
         chosen = page.filtered(chosen, options.where)
@@ -75,6 +89,33 @@ def run(options: ReproduceOptions) -> int:
         return 0
     measured = _run(needed, flags, sweep, home)
     _print(page.judged_page(judge(chosen, measured)), form)
+    return 0
+
+
+def _again(name: str, options: ReproduceOptions) -> int:
+    """Measure rows of a sweep again, or take those of `sweep=`, and print how the two compare; return the exit code."""
+    from attn_exp.commands.run import measure_again
+    from attn_exp.reproduce.confirmed import confirm, confirmed_page, records_of, sample
+    from attn_exp.results.read import read_folder, sweep_folders
+
+    home = options.folder or Path(HOME)
+    with records_of(name) as there:
+        chosen = sample(there, options.rows)
+        if not chosen:
+            raise UserError(f"{name} has no measured row of a backend of this package")
+        if options.sweep:
+            folders = sweep_folders(options.sweep, home)
+        else:
+            sweep = re.sub(r"[^A-Za-z0-9._-]", "-", f"reproduce-{Path(name).name.removesuffix('.tar.xz')}")
+            folders = [home / sweep]
+            words = [*options.overrides, f"sweep={sweep}", f"folder={folders[0]}"]
+            words += ["dry_run=true"] if options.dry_run else []
+            flags = ["--config-dir", str(options.config_dir)] if options.config_dir else []
+            code = measure_again([one.record() for one in chosen], [*flags, *words])
+            if code or options.dry_run:
+                return code
+        rows = confirm(chosen, [one for folder in folders for one in read_folder(folder).results])
+        _print(confirmed_page(rows), options.format)
     return 0
 
 
@@ -118,6 +159,7 @@ COMMAND = Command(
         ("attn-exp reproduce cudnn_frontend_h200 dry_run=true", "the runs that are needed"),
         ('attn-exp reproduce cudnn_frontend_h200 where="dtype=bf16 and seq_len >= 8192"', "measure a part"),
         ("attn-exp reproduce cudnn_frontend_h200 sweep=results/h200/backends/published.csv", "from kept results"),
+        ("attn-exp reproduce results/h200/serving/serving.tar.xz rows=20", "rows of a sweep, measured here again"),
     ),
     overrides=(("KEY=VALUE", "more overrides for the runs: device=cuda:1, stopping.budget_s=2, tracker=none"),),
     exits=("0 done", "2 invalid command line"),

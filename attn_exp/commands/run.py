@@ -16,6 +16,7 @@ from attn_exp.execution.worker import Worker
 if TYPE_CHECKING:
     from attn_exp.core.record.record import Record
     from attn_exp.execution.session import Session
+    from attn_exp.sweep.task_function import SessionTask
 
 # The keys that decide how or where a worker is started: tasks of a launcher have workers of their own.
 _WORKER_KEYS = ("isolation", "isolation.variables", "hydra/launcher")
@@ -72,6 +73,20 @@ def run_sweep(arguments: list[str], each: "Callable[[Record, Path], None]") -> "
     return session.context.folder if session.context is not None else None
 
 
+def measure_again(records: "Sequence[Record]", arguments: list[str]) -> int:
+    """Measure the jobs of records again, each with the configuration that its record keeps; return the exit code.
+
+    `arguments` are overrides for all of them, with `sweep=`. Nothing is printed on standard output, unless it is a dry
+    run.
+    """
+    from attn_exp.sweep.task_function import RecordsTask
+
+    with _session(arguments, lambda *_: None) as session:
+        code = _measure(arguments, session, RecordsTask(session, records, arguments))
+        session.status = "FAILED" if code else session.status
+    return code
+
+
 @contextlib.contextmanager
 def _session(arguments: list[str], each: "Callable[[Record, Path], None] | None" = None) -> "Iterator[Session]":
     """Yield the session of a run, which ends with the block. With `each`, results are not printed."""
@@ -103,14 +118,14 @@ def start_ahead(worker: Worker) -> None:
     worker.start()
 
 
-def _measure(arguments: list[str], session: "Session") -> int:
+def _measure(arguments: list[str], session: "Session", task: "SessionTask | None" = None) -> int:
     """Run what the arguments ask for in this session; 0, or 2 with one sentence on standard error."""
     from attn_exp.config.compose import new_sweep_name
     from attn_exp.config.hydra_main import hydra_main
     from attn_exp.sweep.task_function import SessionTask
 
     try:
-        hydra_main(arguments, SessionTask(session), new_sweep_name(arguments=arguments))
+        hydra_main(arguments, task or SessionTask(session), new_sweep_name(arguments=arguments))
     except UserError as error:
         session.progress.line.close()
         print(f"attn-exp: {redacted(str(error))}", file=sys.stderr)

@@ -16,7 +16,7 @@ from attn_exp.core.files import read_whole
 from attn_exp.core.host.hardware import Peak, datasheet_peak
 
 Counting = Literal["exact_mask", "common", "sdpa"]
-Status = Literal["reproduced", "beside", "contradicted", "not_run", "cannot_run"]
+Status = Literal["reproduced", "beside", "faster_at_full_clock", "contradicted", "not_run", "cannot_run"]
 # The FLOPs that a source divides by its times.
 _FLOPS = {"exact_mask": flops, "common": flops_common_convention, "sdpa": flops_sdpa_convention}
 # The keys of a case that a figure's overrides set, and the fields that they set.
@@ -41,8 +41,8 @@ _VARIED = ("batch", "model.q_heads", "model.kv_heads", "model.head_dim", "model.
 # Values of keys that a figure's overrides leave out, in runs for which other figures set them.
 _DEFAULTS = {"window": "null", "model.value_dim": "null", "model.kv_heads": "null"}
 # How it is measured; a record that was measured otherwise is no repetition under the same conditions.
-CONDITIONS = ("layout", "regime", "l2")
-_SETTINGS = ("regime", "l2", "deterministic")
+CONDITIONS = ("layout", "regime", "l2", "timer")
+_SETTINGS = ("regime", "l2", "timer", "deterministic")
 
 
 @dataclass(frozen=True)

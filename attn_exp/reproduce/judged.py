@@ -19,7 +19,8 @@ from attn_exp.results.cell import ChosenMetric, cells_of
 from attn_exp.results.result import Result
 
 # A figure is reproduced if the whole interval of our rate over theirs lies within 3 %, and contradicted if all of it
-# lies beyond 10 %. Both hold on the log scale, and beyond the error of reading a chart.
+# lies beyond 10 %. Both hold on the log scale, and beyond the error of reading a chart. Bursts on a rested GPU run at a
+# clock that the power limit does not allow for long, so to be faster there contradicts no figure.
 REPRODUCED, CONTRADICTED = math.log1p(0.03), math.log1p(0.10)
 
 
@@ -69,26 +70,26 @@ class Judged:
     def said(self) -> str:
         """The verdict, or why there is none."""
         if self.verdict is not None:
-            return self.verdict
+            return self.verdict.replace("_", " ")
         if self.figure.backend is None:
             return f"cannot be run: {self.figure.why}"
         if self.measured is None:
             return "not measured"
         if self.measured.time_us is None:
-            return f"{self.measured.status}: {self.measured.reason}".rstrip(": ")
+            return self.measured.status
         return "another GPU: no verdict"
 
 
-def verdict_of(ratio: float, half: float | None, reading: float) -> Status:
+def verdict_of(ratio: float, half: float | None, reading: float, regime: str) -> Status:
     """Return the verdict on our rate over a published one, that was read with a relative error of `reading`.
 
-    `half` is the half-width of the ratio's logarithm; None if unknown, which is no interval at all.
+    `half` is the half-width of the ratio's logarithm; None if unknown, which is no interval at all. `regime` is ours.
     """
     distance = abs(math.log(ratio))
     if half is not None and distance + half <= REPRODUCED + reading:
         return "reproduced"
     if distance - (half or 0.0) > CONTRADICTED + reading:
-        return "contradicted"
+        return "faster_at_full_clock" if ratio > 1 and regime == "burst" else "contradicted"
     return "beside"
 
 
@@ -134,7 +135,9 @@ def _judged(figure: Figure, candidates: Sequence[Measured]) -> Judged:
         return Judged(figure, best, differs=differs)
     ratio, half = figure.us / best.time_us, best.half
     low, high = (None, None) if half is None else (ratio * math.exp(-half), ratio * math.exp(half))
-    verdict = verdict_of(ratio, half, figure.source.reading) if same_gpu(figure, best.gpu) else None
+    verdict = None
+    if same_gpu(figure, best.gpu):
+        verdict = verdict_of(ratio, half, figure.source.reading, best.conditions.get("regime", "burst"))
     return Judged(figure, best, ratio, low, high, verdict, differs)
 
 
@@ -176,6 +179,7 @@ def from_results(results: Iterable[Result]) -> list[Measured]:
                         "layout": result.case.layout,
                         "regime": result.measuring.regime,
                         "l2": result.measuring.l2,
+                        "timer": result.measuring.timer,
                     },
                     flags=cell.flags,
                     place=result.sweep,

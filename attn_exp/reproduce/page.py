@@ -97,8 +97,8 @@ def judged_page(judged: Sequence[Judged]) -> Page:
     rows = tuple(map(values, judged))
     counts = Counter(row.verdict for row in judged if row.verdict is not None)
     without = len(judged) - sum(counts.values())
-    parts = [f"{counts[name]} {name}" for name in ("reproduced", "beside", "contradicted")]
-    summary = f"of {len(judged)} figures {', '.join(parts)}, {without} without a verdict"
+    parts = [f"{counts[name]} {name.replace('_', ' ')}" for name in get_args(Status) if counts[name]]
+    summary = f"of {len(judged)} figures {', '.join([*parts, f'{without} without a verdict'])}"
     elsewhere = sorted(
         {
             f"{row.figure.source.gpu} there, {row.measured.gpu} here: another GPU, so no verdict"
@@ -108,12 +108,13 @@ def judged_page(judged: Sequence[Judged]) -> Page:
     )
     sources = {row.figure.source.name: row.figure.source for row in judged}.values()
     notes = (
-        "ratio: our rate over theirs; reproduced: the whole interval within 3 %; contradicted: all of it beyond 10 %; "
-        "beside: between these",
+        "ratio: our rate over theirs; reproduced: the whole interval within 3 %; contradicted: all of it beyond 10 %, "
+        "and not because bursts run at full clock; beside: between these",
         *elsewhere,
         *(f"{source.title}: {source.url} ({source.place})" for source in sources),
         *(f"{source.name}: {source.note}" for source in sources if source.note),
         *(f"{row.figure.id}: {row.figure.note}" for row in judged if row.figure.note),
+        *dict.fromkeys(row.measured.reason for row in judged if row.measured is not None and row.measured.reason),
     )
     verdicts: dict[str, int] = {str(name): count for name, count in counts.items()}
     about = {"kind": "reproduced", "figures": len(judged), **verdicts}

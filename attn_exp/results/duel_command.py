@@ -83,14 +83,16 @@ def duel_command(a: Result, b: Result, passes: Collection[str]) -> str:
     odd = next((one for one in words if not _PLAIN.fullmatch(one)), None)
     if odd is not None:
         return _comment(f"{a.label} and {b.label}: no command, since {odd[:_SHOWN]!r} of a record is no plain word")
-    targets = [str(one.backend.get("_target_")) for one in (a, b)]
-    # Those among its options too: a backend may make objects of them.
-    named = [item for one in (a, b) for item in flat(one.backend).items()]
-    targets += [str(value) for key, value in named if key.endswith("._target_")]
-    foreign = dict.fromkeys(target for target in targets if not _OURS.fullmatch(target))
+    foreign = dict.fromkeys(foreign_classes(a) + foreign_classes(b))
     if foreign:
         return _comment(f"if you trust the class {' and '.join(foreign)} of the record: {shlex.join(words)}")
     return shlex.join(words)
+
+
+def foreign_classes(result: Result) -> list[str]:
+    """Return the classes that a record names as its backend, or in its options, and that are not this package's."""
+    named = [str(value) for key, value in flat(result.backend).items() if key.split(".")[-1] == "_target_"]
+    return [target for target in named if not _OURS.fullmatch(target)]
 
 
 def _comment(text: str) -> str:

@@ -1,22 +1,29 @@
 """The task function, which Hydra calls with each configuration. It holds the session that runs the jobs."""
 
+import copy
 import math
 import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from attn_exp.config.compose import is_dry_run
+from attn_exp.config.overrides import override_key
 from attn_exp.core.errors import UserError
+from attn_exp.core.record.record import Record
 from attn_exp.core.record.request import Request
 from attn_exp.execution.capabilities import possible
 from attn_exp.execution.session import Session
 from attn_exp.results.store import done_record
+
+# Keys of a kept configuration that are not the job's, but those of the sweep and the machine that measured it.
+_OF_A_RUN = ("sweep", "device", "isolation", "profiler", "stop_on")
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,47 @@ class SessionTask:
         except UserError as error:
             # Hydra prints the overrides of a job that raises an Exception; the sentence is enough.
             raise SystemExit(error) from error
+
+
+@dataclass(frozen=True)
+class RecordsTask(SessionTask):
+    """Measures the jobs of records again, each with the configuration that its record keeps.
+
+    What was typed counts instead, and so does this run's own isolation and profilers: a record may be somebody else's.
+    """
+
+    records: Sequence[Record]
+    typed: Sequence[str]
+
+    def __call__(self, config: DictConfig) -> float:
+        """Run the jobs of a case in turns, case after case."""
+        cases: dict[Any, tuple[DictConfig, dict[str, Request]]] = {}
+        for record in self.records:
+            own = self._composed(config, record)
+            try:
+                request = self.session.request(own)
+            except UserError as error:
+                self.session.impossible.append(f"{record.request.label}: {error}")
+                continue
+            cases.setdefault(request.turns_key, (own, {}))[1][request.job] = request
+        if is_dry_run(config):
+            folder = Path(os.path.realpath(str(config.folder)))
+            print_plan(self.session, [one for _, case in cases.values() for one in case.values()], folder)
+            return math.inf
+        self.session.progress.total = sum(len(case) for _, case in cases.values())
+        for first, case in cases.values():
+            self.session.submit(list(case.values()), lambda own=first: own)  # type: ignore[misc]
+        self.session.drain()
+        return math.inf
+
+    def _composed(self, config: DictConfig, record: Record) -> DictConfig:
+        composed = copy.deepcopy(config)
+        for key, value in record.request.config.items():
+            if key in config and key not in _OF_A_RUN:
+                OmegaConf.update(composed, key, value, merge=False, force_add=True)
+        for key in map(override_key, self.typed):
+            OmegaConf.update(composed, key, OmegaConf.select(config, key), merge=False, force_add=True)
+        return composed
 
 
 def _check_launcher() -> None:
