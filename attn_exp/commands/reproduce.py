@@ -94,7 +94,7 @@ def run(options: ReproduceOptions) -> int:
 
 def _again(name: str, options: ReproduceOptions) -> int:
     """Measure rows of a sweep again, or take those of `sweep=`, and print how the two compare; return the exit code."""
-    from attn_exp.commands.run import measure_again
+    from attn_exp.commands.run import run_records
     from attn_exp.reproduce.confirmed import confirm, confirmed_page, records_of, sample
     from attn_exp.results.read import read_folder, sweep_folders
 
@@ -111,7 +111,7 @@ def _again(name: str, options: ReproduceOptions) -> int:
             words = [*options.overrides, f"sweep={sweep}", f"folder={folders[0]}"]
             words += ["dry_run=true"] if options.dry_run else []
             flags = ["--config-dir", str(options.config_dir)] if options.config_dir else []
-            code = measure_again([one.record() for one in chosen], [*flags, *words])
+            code = run_records([one.record() for one in chosen], [*flags, *words])
             if code or options.dry_run:
                 return code
         rows = confirm(chosen, [one for folder in folders for one in read_folder(folder).results])

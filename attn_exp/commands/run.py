@@ -73,7 +73,7 @@ def run_sweep(arguments: list[str], each: "Callable[[Record, Path], None]") -> "
     return session.context.folder if session.context is not None else None
 
 
-def measure_again(records: "Sequence[Record]", arguments: list[str]) -> int:
+def run_records(records: "Sequence[Record]", arguments: list[str]) -> int:
     """Measure the jobs of records again, each with the configuration that its record keeps; return the exit code.
 
     `arguments` are overrides for all of them, with `sweep=`. Nothing is printed on standard output, unless it is a dry
