@@ -38,7 +38,7 @@ def summary_of(
     metrics |= {f"jobs/{status}": float(count) for status, count in counts.items()}
     tags = {
         "backends": ", ".join(
-            dict.fromkeys(result.label for result in sorted(results, key=lambda one: one.started_at))
+            dict.fromkeys(result.label for result in sorted(results, key=lambda result: result.started_at))
         ),
         "gpu": ", ".join(sorted({result.device_name for result in results} - {""})),
     }
@@ -56,12 +56,12 @@ def summary_of(
         # A failure here must not cost the records.
         say(f"no description in MLflow: {first_line(error)}")
         return without_answer
-    for one in found.backends:
-        if one.speedup is not None:
-            metrics[f"{one.direction}/speedup/{one.label}"] = one.speedup
-            metrics[f"{one.direction}/speedup/{one.label} cases"] = float(one.n)
-        if one.best:
-            metrics[f"{one.direction}/best_in/{one.label}"] = float(one.best)
+    for backend in found.backends:
+        if backend.speedup is not None:
+            metrics[f"{backend.direction}/speedup/{backend.label}"] = backend.speedup
+            metrics[f"{backend.direction}/speedup/{backend.label} cases"] = float(backend.n)
+        if backend.best:
+            metrics[f"{backend.direction}/best_in/{backend.label}"] = float(backend.best)
     return Summary(
         answer=answer,
         description="\n\n".join(filter(None, [shared_cases, counted])),
@@ -99,7 +99,7 @@ def curves(results: Sequence[Result]) -> list[Curve]:
     drawn = []
     for family in together:
         by_label: dict[str, list[Result]] = defaultdict(list)
-        for result in sorted(family, key=lambda one: one.finished_at):
+        for result in sorted(family, key=lambda result: result.finished_at):
             by_label[result.label].append(result)
         drawn += [_curve(label, name_of(own[0]), own, began) for label, own in by_label.items()]
     several = [curve for curve in drawn if any(len(points) > 1 for points in curve.points.values())]

@@ -91,7 +91,7 @@ def _gpu(record: Record, facts: Mapping[str, Any]) -> list[str]:
     dtype, lines = record.request.case.dtype, []
     if facts.get("ecc") is False:
         lines.append("the GPU's memory corrects no errors (ECC is off)")
-    clocks = [one.window.memory_clock_mhz for one in record.passes.values() if one.window is not None]
+    clocks = [timed.window.memory_clock_mhz for timed in record.passes.values() if timed.window is not None]
     known, highest = [clock for clock in clocks if clock is not None], facts.get("max_memory_clock_mhz")
     if known and highest and min(known) < _LOWER_MEMORY_CLOCK * highest:
         lines.append(f"the memory's clock was {min(known):,.0f} MHz of {highest:,.0f}")
@@ -141,29 +141,29 @@ def judged_lines(record: Record) -> list[str]:
 def _calls(judged: Sequence[Judged]) -> str:
     """`first on normal(0, 1); hard on hard values; timed fwd (block 3) on normal(0, 1), signs changed`."""
     by_inputs: dict[str, list[str]] = {}
-    for one in judged:
-        by_inputs.setdefault(one.inputs, []).append(_call(one))
+    for judgement in judged:
+        by_inputs.setdefault(judgement.inputs, []).append(_call(judgement))
     several = [f"{', '.join(calls)} on {inputs}" for inputs, calls in by_inputs.items()]
     return f"calls: {'; '.join(several)}"
 
 
-def _call(one: Judged) -> str:
-    if one.index is None:
-        odd = ["a later forward overwrites the output"] if one.overwritten else []
-        odd += ["its backward refuses a gradient in another layout"] if one.strides_refused else []
-        odd += ["its backward is wrong for gradients in two layouts in turn"] if one.strides_kept else []
-        odd += ["it hides a NaN of the inputs"] if one.hides_nan else []
-        return f"{one.call} ({', '.join(odd)})" if odd else one.call
-    passes = "+".join(SHORT.get(name, name) for name in one.passes)
-    return f"{one.call} {passes} (block {one.index:,})"
+def _call(judgement: Judged) -> str:
+    if judgement.index is None:
+        odd = ["a later forward overwrites the output"] if judgement.overwritten else []
+        odd += ["its backward refuses a gradient in another layout"] if judgement.strides_refused else []
+        odd += ["its backward is wrong for gradients in two layouts in turn"] if judgement.strides_kept else []
+        odd += ["it hides a NaN of the inputs"] if judgement.hides_nan else []
+        return f"{judgement.call} ({', '.join(odd)})" if odd else judgement.call
+    passes = "+".join(SHORT.get(name, name) for name in judgement.passes)
+    return f"{judgement.call} {passes} (block {judgement.index:,})"
 
 
 def _looked_at(judged: Sequence[Judged]) -> str:
     """How much of the results was compared at least."""
-    least = min(judged, key=lambda one: one.rows / one.rows_of if one.rows_of else 1.0)
+    least = min(judged, key=lambda judgement: judgement.rows / judgement.rows_of if judgement.rows_of else 1.0)
     rows = f"all {least.rows_of:,} rows" if least.rows == least.rows_of else f"{least.rows:,} of {least.rows_of:,} rows"
     heads = f" in {least.heads:,} heads" if least.heads else ""
-    scores = [one.largest_score for one in judged if one.largest_score is not None]
+    scores = [judgement.largest_score for judgement in judged if judgement.largest_score is not None]
     score = f", scores up to {figures(max(scores))}" if scores else ""
     return f"of each: {rows}{heads}{score}"
 

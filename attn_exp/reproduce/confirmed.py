@@ -56,8 +56,8 @@ def sample(results: Sequence[Result], rows: int | None) -> list[Result]:
 
     Those of a class that is not this package's are left out: nobody's records may say what is imported here.
     """
-    measured = [one for one in results if one.status == "ok" and not foreign_classes(one)]
-    measured.sort(key=lambda one: (one.case.label(), one.label))
+    measured = [result for result in results if result.status == "ok" and not foreign_classes(result)]
+    measured.sort(key=lambda result: (result.case.label(), result.label))
     count = len(measured) if rows is None else min(rows, len(measured))
     return [measured[index * len(measured) // count] for index in range(count)]
 
@@ -107,12 +107,12 @@ def _confirmed(old: Cell, new: Cell | None, metric: ChosenMetric) -> Confirmed:
 
 def _differing(old: Cell, new: Cell) -> list[str]:
     """Return what differs between two cells: of the hosts, the libraries, the method, the clocks and the flags."""
-    one, other = facts(old.result), facts(new.result)
-    names = [*_OF_HOSTS, *(name for name in one if name.startswith("versions.") and name != "versions.attn_exp")]
+    there, here = facts(old.result), facts(new.result)
+    names = [*_OF_HOSTS, *(name for name in there if name.startswith("versions.") and name != "versions.attn_exp")]
     found = [
-        f"{name.removeprefix('versions.')} {one[name]} there, {other[name]} here"
+        f"{name.removeprefix('versions.')} {there[name]} there, {here[name]} here"
         for name in names
-        if name in one and name in other and one[name] != other[name]
+        if name in there and name in here and there[name] != here[name]
     ]
     methods = old.result.method_version, new.result.method_version
     found += [f"method {methods[0]} there, {methods[1]} here"] * (methods[0] != methods[1])
@@ -170,5 +170,7 @@ def _sides(rows: Sequence[Confirmed]) -> tuple[tuple[str, list[Cell]], ...]:
 
 
 def _hosts(results: Sequence[Result]) -> str:
-    cards = {(one.device_name, str(one.environment.get("gpu_uuid") or "")) for one in results if one.device_name}
+    cards = {
+        (result.device_name, str(result.environment.get("gpu_uuid") or "")) for result in results if result.device_name
+    }
     return ", ".join(sorted(" ".join(filter(None, card)) for card in cards))

@@ -174,7 +174,7 @@ class BlockWorkload:
         found: list[tuple[int, ...]] = []
 
         def attention(*qkv: torch.Tensor) -> torch.Tensor:
-            found.extend(one.stride() for one in qkv)
+            found.extend(tensor.stride() for tensor in qkv)
             return _free_attention(*qkv)
 
         block, operands = self._on_meta(case)
@@ -213,7 +213,7 @@ class BlockWorkload:
         block, dtype = self._built(case, torch.device("meta")), getattr(torch, case.dtype)
         shapes = block.operand_shapes(case)
         empty = (torch.empty(shapes[name], dtype=dtype, device="meta") for name in block.operand_names)
-        return block, [one.requires_grad_() for one in empty]
+        return block, [tensor.requires_grad_() for tensor in empty]
 
     def _built(self, case: Case, device: torch.device) -> Any:
         """Return the block with uninitialised weights: PyTorch's initialisation would only take time."""
@@ -238,11 +238,11 @@ def _fill(block: Any, generator: torch.Generator) -> None:
             weight *= _SCORES**0.5
 
 
-def _lying(one: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+def _lying(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """Return a tensor with these strides, in the graph of another one: a view, or a copy where they differ."""
-    if one.stride() == strides:
-        return one.view_as(one)
-    return torch.empty_strided(one.shape, strides, dtype=one.dtype, device=one.device).copy_(one)
+    if tensor.stride() == strides:
+        return tensor.view_as(tensor)
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def _free_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -95,14 +95,14 @@ def window_of(
     troubles = [trouble, _silence(readings, watched) if source == "nvml" and not trouble else ""]
     highest = limits.get("max_sm_clock_mhz")
     most = _CLOCK_FACTOR * highest if highest else math.inf
-    usual = [one for one in inside if one.clock_mhz is None or 0 < one.clock_mhz <= most]
+    usual = [reading for reading in inside if reading.clock_mhz is None or 0 < reading.clock_mhz <= most]
     if len(usual) < len(inside):
-        odd = next(one.clock_mhz for one in inside if one not in usual)
+        odd = next(reading.clock_mhz for reading in inside if reading not in usual)
         troubles.append(f"a clock of {odd:g} MHz is impossible")
-    clocks = [one.clock_mhz for one in usual if one.clock_mhz is not None]
-    memory = [one.memory_clock_mhz for one in usual if one.memory_clock_mhz is not None]
-    temperatures = [one.temperature_c for one in usual if one.temperature_c is not None]
-    reasons = [one.reasons for one in inside if one.reasons is not None]
+    clocks = [reading.clock_mhz for reading in usual if reading.clock_mhz is not None]
+    memory = [reading.memory_clock_mhz for reading in usual if reading.memory_clock_mhz is not None]
+    temperatures = [reading.temperature_c for reading in usual if reading.temperature_c is not None]
+    reasons = [reading.reasons for reading in inside if reading.reasons is not None]
     window = Window(
         source=source,
         readings=len(inside),

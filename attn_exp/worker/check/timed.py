@@ -113,30 +113,30 @@ class TimedCheck:
         """
         tolerances = {name: bounds.times(_SLACK) for name, bounds in first.tolerances.items()}
 
-        def off(one: Kept, state: frozenset[str]) -> str | None:
+        def off(block: Kept, state: frozenset[str]) -> str | None:
             inputs = self.contents.changed(seeded, state)
-            if one.places is not None:
+            if block.places is not None:
                 assert isinstance(inputs, Inputs)
                 gradients = self.direction != "forward"
-                expected = expected_at(self.case, inputs, one.places, with_gradients=gradients, tolerances=tolerances)
+                expected = expected_at(self.case, inputs, block.places, with_gradients=gradients, tolerances=tolerances)
             else:
                 expected = replace(whole(inputs), tolerances=tolerances)
-            names = [name for name in one.rows if name in expected.tensors]
+            names = [name for name in block.rows if name in expected.tensors]
             return inaccuracy(
-                {name: expected.judge_rows(name, one.rows[name], one.scales.get(name, 1.0)) for name in names}
+                {name: expected.judge_rows(name, block.rows[name], block.scales.get(name, 1.0)) for name in names}
             )
 
-        for one in self.blocks:
-            wrong = off(one, one.state)
+        for block in self.blocks:
+            wrong = off(block, block.state)
             if wrong is not None:
-                others = {frozenset[str](), *(other.state for other in self.blocks)} - {one.state}
-                stale = any(off(one, state) is None for state in others)
+                others = {frozenset[str](), *(other.state for other in self.blocks)} - {block.state}
+                stale = any(off(block, state) is None for state in others)
                 why = "it does not change with its inputs" if stale else wrong
-                which = f"timed block {one.number + 1}"
+                which = f"timed block {block.number + 1}"
                 return f"{self.direction}: the first call was within tolerance, {which} was not: {why}"
         return None
 
     @property
     def blocks(self) -> list[Kept]:
         """The kept blocks in the order of their rounds."""
-        return sorted(self.kept.values(), key=lambda one: one.number)
+        return sorted(self.kept.values(), key=lambda block: block.number)
