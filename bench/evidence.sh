@@ -2,9 +2,8 @@
 # Makes again, on one GPU, what results/<gpu>/ holds: bench/evidence.sh OUT_FOLDER STEP...
 #
 # Each step takes minutes at most, fails alone, and says in OUT_FOLDER/steps.txt how long it took and how it ended.
-# A backend whose package is missing is `unavailable` in its tables. flash-attn-4 alone keeps xFormers from being
-# imported: install it between `accuracy` and the steps with fa4. What measures must be committed; on a host without git
-# ATTN_EXP_TREE says what `git rev-parse HEAD:attn_exp` gave where it was.
+# A backend whose package is missing is `unavailable` in its tables. What measures must be committed; on a host without
+# git ATTN_EXP_TREE says what `git rev-parse HEAD:attn_exp` gave where it was.
 set -uo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -34,8 +33,6 @@ attn() { python3 -m attn_exp "$@"; }
 
 step_suite() { cd "$root"; python3 -m pytest -q -m gpu -p no:cacheprovider --durations=15 ${TESTS:-tests/gpu}; }
 step_doctor() { mkdir -p "$out/doctor"; attn doctor | tee "$out/doctor/doctor.txt"; }
-step_duel_aa() { python3 "$root/bench/duel_aa.py" "$out/doctor" --count "${COUNT:-200}" --processes "${PROCESSES:-30}"; }
-step_telemetry() { python3 "$root/bench/telemetry.py" "$out/telemetry"; }
 step_sdpa_sweep() {
   python3 "$root/bench/sdpa_sweep.py" "$out/sdpa_sweep" accumulate=true
   records one "$out/sdpa_sweep/multirun" "$out/sdpa_sweep"
@@ -45,7 +42,6 @@ step_sdpa_sweep_default() {
   python3 "$root/bench/sdpa_sweep.py" "$out/sdpa_sweep_default"
   rm -r "$out/sdpa_sweep_default/multirun" "$out/sdpa_sweep_default/mlruns"
 }
-step_plain() { python3 "$root/bench/plain.py" "$out/plain" ${ROWS:+--rows "$ROWS"}; }
 step_plain_stall() { python3 "$root/bench/plain.py" "$out/plain_stall" --stall ${ROWS:+--rows "$ROWS"}; }
 # The proof of method 5: how far three names of one kernel differ, with the records of each sweep.
 step_same_kernel() {
@@ -55,18 +51,7 @@ step_same_kernel() {
   done
   rm -r "$out/same_kernel/multirun"
 }
-# The command of README.md's first lines, twice.
-step_card() {
-  mkdir -p "$out/card"
-  for name in first second; do
-    local began=$EPOCHREALTIME
-    attn -m backend=flash,cudnn batch=1,8,16 sweep=card-$name
-    awk "BEGIN {print \"$name:\", $EPOCHREALTIME - $began, \"s\"}" | tee -a "$out/card/card.txt"
-  done
-}
 step_accuracy() { python3 "$root/bench/accuracy.py" "$out/accuracy" ${SEED:+--seed "$SEED"} --processes "${PROCESSES:-12}"; }
-step_accuracy_fa4() { python3 "$root/bench/accuracy.py" "$out/accuracy_fa4" ${SEED:+--seed "$SEED"} --processes "${PROCESSES:-12}" fa4; }
-step_first_calls() { python3 "$root/bench/first_calls.py" "$out/first_calls"; }
 step_fp8_backward() { mkdir -p "$out/backends"; python3 "$root/bench/fp8_backward.py" | tee "$out/backends/fp8_backward.txt"; }
 step_profilers() { python3 "$root/bench/profilers.py" "$out/profiles"; }
 step_table() { attn -m +experiment=table sweep=table save_plots=false; keep table backends; }
@@ -93,18 +78,6 @@ step_serving() {
   attn -m +experiment=serving sweep=serving save_plots=false
   keep serving serving
 }
-# What was said of pages in public: flash-attention#841 and #1572, at their shapes.
-step_serving_claims() {
-  local shape=(+experiment=serving model=sdpa_bench model.q_heads=32 model.embedding=4096 save_plots=false)
-  attn -m sweep=flash_attention_841 backend=fa2 dtype=fp16 "${shape[@]}" \
-    requests='{batch:32,keys:1024},{batch:32,keys:2048},{batch:32,keys:4096},{batch:32,keys:8192},{batch:32,keys:16384}' \
-    table='{size:null,pages:null},{size:256,pages:linear},{size:256,pages:shuffled}'
-  attn -m sweep=flash_attention_1572 backend=vllm_fa3,flashinfer,cudnn_graph,triton "${shape[@]}" \
-    requests='{batch:16,keys:128},{batch:16,keys:2000},{batch:16,keys:4000}' \
-    table='{size:8,pages:shuffled},{size:64,pages:shuffled}'
-  keep flash_attention_841 serving
-  keep flash_attention_1572 serving
-}
 step_decode_model() { mkdir -p "$out/serving"; python3 "$root/examples/decode_model.py" | tee "$out/serving/decode_model.txt"; }
 step_compile() { attn -m +experiment=compile sweep=compile save_plots=false; keep compile backends; }
 # torch.utils.benchmark.Timer beside our own timing, and orders of preference.
@@ -114,12 +87,6 @@ step_options() {
   attn -m backend=priority 'backend.order=[flash,math],[cudnn,flash],[math,efficient,flash]' sweep=priority "${shape[@]}"
   keep timers backends
   keep priority backends
-}
-step_flex_flash() {
-  local shape=(model=sdpa_bench batch=4 seq_len=4096 dtype=bf16 causal=true,false sweep=flex_flash save_plots=false)
-  attn -m backend=flex +backend.kernel_options.BACKEND=FLASH,TRITON "${shape[@]}"
-  attn -m backend=fa4 "${shape[@]}"
-  keep flex_flash backends
 }
 step_published() {
   attn -m +experiment=published sweep=published save_plots=false

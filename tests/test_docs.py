@@ -41,7 +41,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 PAGES += [*sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("examples/**/*.md"))]
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text() for page in PAGES}
-RECORDED = ("bench/README.md", "results/h200/README.md")  # their commands were run on GPUs, some by older versions
+# Their commands were run once, some by older versions.
+RECORDED = ("bench/README.md", *(f"results/{place}/README.md" for place in ("cpu", "h100", "h200")))
 GPU = GpuInfo(index=0, uuid="GPU-0", name="NVIDIA H200")
 # Words that the reader replaces.
 _PLACEHOLDER = re.compile(r"\b(NAME|FOLDER|URI|FILE|N|COMMAND|OUT|OUT_FOLDER)\b|=\.\.\.|=$|http:")

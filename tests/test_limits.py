@@ -49,7 +49,7 @@ def timings(median_us, union_us, timer="device"):
     [
         # Half of a batch on a side stream: 173 us of 268.
         (173.0, 268.0, (), False),
-        # The smallest ratios among the honest, calm and under a power cap (results/h200).
+        # The smallest ratios among the honest, calm and under a power cap (results/h200 at b6fbbac9).
         (0.990 * 541.5, 541.5, (), True),
         (11234.0, 12982.2, ("drift", "power_capped", "unstable"), True),
         (11234.0, 12982.2, ("launch_bound",), False),

@@ -11,8 +11,8 @@ from attn_exp.core.stats.summary import summarize
 
 # Above the datasheet's rate by more than rounding of the datasheet itself.
 IMPLAUSIBLE_FACTOR = 1.02
-# The fastest of 406 passes on an H200 (results/h200) ran at 1.10 times the rate of the matrix product measured beside
-# it: attention draws less power and is capped less.
+# The fastest of 406 passes on an H200 (results/h200 at b6fbbac9) ran at 1.10 times the rate of the matrix product
+# measured beside it: attention draws less power and is capped less.
 PRODUCT_FACTOR = 1.5
 # The name of the `kernel` timer's note: the time in microseconds in which a call's kernels ran, on whichever stream.
 UNION_NOTE = "union_us"
@@ -20,7 +20,7 @@ UNION_NOTE = "union_us"
 _STREAM_TIMERS = ("device", "event", "graph")
 # Timers that wait for the whole device after calls with warm caches, where kernels may take less than in the trace.
 _WARM_TIMERS = ("benchmark",)
-# In results/h200, 90 calm passes took at least 0.990 times what the `kernel` timer had as the union of their kernels.
+# Of these, 90 calm passes took at least 0.990 times what the `kernel` timer had as the union of their kernels.
 # Under a power cap, or drifting, 316 took at least 0.865 times as much: the clock is another one from call to call.
 _CALM_FACTOR, _RESTLESS_FACTOR, _UNION_SLACK_US = 0.9, 0.75, 3.0
 # A read of 16 MB took 0.41 times as long with hot caches as with cold ones (results/h200/doctor/doctor.txt).

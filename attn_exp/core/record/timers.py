@@ -19,7 +19,7 @@ from attn_exp.core.stats.summary import round_medians
 _AROUND = {"kernel": 0, "graph": 1, "device": 1, "event": 2, "wall": 3}
 _WITHOUT_HOST = 1
 # The difference that timers may have whatever their intervals say. `kernel` and `device` differed by more in 8 of 406
-# passes on an H200 (results/h200), each under a changing power cap. The clock of another call is a few percent off.
+# passes on an H200 (results/h200 at b6fbbac9), each under a changing power cap. Another call's clock is percents off.
 FLOOR = 0.05
 FLOOR_US = 3.0
 # On an H200, `device` exceeded the sum of kernels by 3.3 us for one or two kernels, and by 8.1 us for five.
