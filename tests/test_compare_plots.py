@@ -109,6 +109,36 @@ def test_many_lengths_have_ticks_apart():
     assert all(after / before >= 1.4 for before, after in zip(sorted(ticks), sorted(ticks)[1:], strict=False))
 
 
+def test_bandwidth_is_drawn_over_whatever_shapes_a_sweep_varies(drawn, tmp_path):
+    assert panels(drawn["bandwidth"])[2].get_xlabel() == "sequence length, tokens"
+    of = [sweeps.case(seq_len=512, batch=batch, head_dim=dim) for batch, dim in ((1, 64), (1, 128), (16, 64))]
+    rates = {"cudnn": (900.0, 1000.0, 1100.0), "flash": (300.0, 400.0, 500.0)}
+    jobs = []
+    for backend, several in rates.items():
+        for case, rate in zip(of, several, strict=True):
+            made = sweeps.job(backend, 20.0, None, of=case)
+            jobs.append(replace(made, metrics=made.metrics | {"forward/gb_per_s": rate}))
+    # One shape is no plot; and what varies beside the lengths of some is not left out.
+    longer = replace(sweeps.job("flash", 20.0, None, of=sweeps.case(seq_len=4096, batch=1, head_dim=64)),
+                     metrics=jobs[0].metrics)  # fmt: skip
+    for name, several, shapes in (("one", jobs[::3], 0), ("shapes", jobs, 3), ("both", [*jobs, longer], 4)):
+        every = charts(compare(sweeps.write(tmp_path / name, several)))
+        chart = next((one for one in every if one.name == "bandwidth"), None)
+        assert (chart is not None) == bool(shapes)
+        if chart is not None:
+            (own,) = panels(chart)
+            assert len(own.get_xticks()) == shapes and own.get_xlabel() == "" and own.get_ylabel() == "GB/s"
+            assert legend(chart) == ["cudnn", "flash"] and "length" not in chart.title
+        if name == "shapes":
+            assert [tick.get_text() for tick in own.get_xticklabels()] == ["b1 d64", "b1 d128", "b16 d64"]
+            lines = {one.get_label(): one.lines[0] for one in own.containers}
+            assert {label: tuple(line.get_ydata()) for label, line in lines.items()} == rates
+            assert all([round(x) for x in line.get_xdata()] == [0, 1, 2] for line in lines.values())
+            assert all(line.get_linestyle() == "None" for line in lines.values())
+    drawn_of = {one.get_label(): one.lines[0].get_color() for one in panels(drawn["bandwidth"])[0].containers}
+    assert {label: line.get_color() for label, line in lines.items()}.items() <= drawn_of.items()
+
+
 def test_the_heatmap_has_a_cell_a_backend_and_case_with_its_gain_or_why_not(drawn):
     axes = panels(drawn["heatmap"])[0]
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["cudnn", "flash", "math", "mine"]

@@ -2,6 +2,7 @@
 
 import re
 import sqlite3
+from dataclasses import replace
 
 import pytest
 import sweeps
@@ -10,6 +11,8 @@ from explained import first, job
 
 from attn_exp.commands.explain import main
 from attn_exp.commands.log import main as log_main
+from attn_exp.core.record.record import CompileRecord
+from attn_exp.core.record.request import Compile
 from attn_exp.explain.page import keep_pages
 from attn_exp.results.read import read_folder
 
@@ -50,6 +53,28 @@ def test_a_sweep_s_page_names_the_records_that_it_lacks(here, capsys):
     broken.write_bytes(broken.read_bytes()[:100])
     text = page(capsys, "first")
     assert f"skipped: multirun/first/{broken.parent.name}/record.json is not a record" in text.replace("\n  ", " ")
+
+
+def test_a_sweep_that_ran_compiled_shows_graphs_breaks_and_recompilations_of_every_backend(here, capsys):
+    assert "graphs" not in page(capsys, "first") and "torch.compile" not in page(capsys, "first/flash")
+    counts = {"forward/graphs": 2.0, "forward/graph_breaks": 1.0, "forward/recompilations": 3.0}
+    made = job("flash", 90.0, compile=Compile(mode="default"))
+    reason = "call to a C function that Dynamo cannot trace"
+    whole = CompileRecord(graphs=2, breaks={reason: 1}, recompilations=3)
+    one = job("flex", 80.0)
+    jobs = [
+        job("flash", 70.0),
+        replace(made, metrics=made.metrics | counts, compiled=whole),
+        replace(one, metrics=one.metrics | {**dict.fromkeys(counts, 0.0), "forward/graphs": 1.0}),
+    ]
+    sweeps.write(here.parent / "compiled", jobs)
+    lines = [re.split(r"  +", line) for line in page(capsys, "compiled").splitlines()]
+    assert ["backend", "status", "fwd us", "fwd TFLOPS", "graphs", "breaks", "recompiled"] in lines
+    assert {line[0]: line[4:] for line in lines if "ok" in line} == {
+        "flash": [], "flex": ["1", "0", "0"], "flash+default": ["2", "1", "3"]
+    }  # fmt: skip
+    text = page(capsys, f"compiled/{made.request.job}")
+    assert f"Under torch.compile: graphs 2, breaks 1, recompilations 3\ngraph break (1): {reason}\n" in text
 
 
 def test_every_way_of_naming_a_job_finds_it(here, capsys):

@@ -31,6 +31,7 @@ from attn_exp.results.table import table_order, time_text
 # A page shows this many cases; `attn-exp compare` shows all.
 _CASES = 6
 _PLACEHOLDERS = ["SWEEP", "SWEEP/JOB"]
+_DYNAMO = {"graphs": "graphs", "graph_breaks": "breaks", "recompilations": "recompiled"}
 
 
 def sweep_page(target: Found) -> str:
@@ -84,6 +85,9 @@ def same_kernels(results: Sequence[Result]) -> list[str]:
 
 
 def _table(results: Sequence[Result], passes: Sequence[str]) -> str:
+    # Dynamo's counts are of the whole job, and each pass has them.
+    counts = {f"{passes[0]}/{name}": head for name, head in _DYNAMO.items()}
+    counts = {name: head for name, head in counts.items() if any(name in result.metrics for result in results)}
     rows = []
     for result in results:
         row = {"backend": result.label, "status": result.status}
@@ -91,6 +95,8 @@ def _table(results: Sequence[Result], passes: Sequence[str]) -> str:
             for name, head in (("time_us", "us"), ("tflops", "TFLOPS")):
                 value = result.metrics.get(f"{direction}/{name}")
                 row[f"{SHORT[direction]} {head}"] = "" if value is None else figures(value)
+        for name, head in counts.items():
+            row[head] = f"{result.metrics[name]:.0f}" if name in result.metrics else ""
         rows.append(row)
     return grid(sheet_of(rows))
 
@@ -141,7 +147,7 @@ def job_page(job: Result, results: Iterable[Result]) -> str:
         parts += [["Timers that disagree", *job.second_opinions]] if job.second_opinions else []
     parts += [["While it was timed", *lines] for lines in [condition_lines(record)] if lines]
     parts += [["What was judged", *lines] for lines in [judged_lines(record)] if lines]
-    parts += [["What ran", *tables] for tables in [kernel_tables(record)] if tables]
+    parts += [["What ran", *ran] for ran in [[*_compiled(record), *kernel_tables(record)]] if ran]
     if record.status == "ok":
         parts.append(["What limits it", *_bounds(record)])
         lines = [
@@ -190,6 +196,15 @@ def _timed(record: Record, direction: str) -> str:
     if kernel_us:
         parts.append(f"kernels {time_text(kernel_us)} by tracing")
     return f"{direction}: {', '.join(parts)}"
+
+
+def _compiled(record: Record) -> list[str]:
+    """Return what Dynamo did, and why it broke graphs."""
+    if (made := record.compiled) is None:
+        return []
+    breaks = [f"graph break ({count}): {reason}" for reason, count in made.breaks.items()]
+    counts = f"graphs {made.graphs}, breaks {sum(made.breaks.values())}, recompilations {made.recompilations}"
+    return [f"Under torch.compile: {counts}", *breaks]
 
 
 def _bounds(record: Record) -> list[str]:

@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 from fakes import make_request
+from torch.nn.functional import scaled_dot_product_attention
 
 from attn_exp.attention.error import inaccuracy
 from attn_exp.attention.expected import expected
@@ -86,6 +87,17 @@ def check(case, **options):
 @pytest.mark.parametrize("name", BOTH_APIS)
 def test_output_and_gradients_are_right(poisoned, name, api):
     check(BOTH_APIS[name], api=api)
+
+
+@pytest.mark.parametrize("api", ["binding", "wrapper"])
+def test_the_output_agrees_with_pytorch_within_the_notebook_s_tolerances(api):
+    case = replace(NOTEBOOK, layout="bshd")
+    inputs = make_inputs(case, "cuda", 11, with_gradients=True)
+    _, calls = prepared(case, inputs, api=api)
+    out = run(calls)["out"].detach()
+    for dtype in (torch.float16, torch.float32):
+        known = scaled_dot_product_attention(*(one.detach().to(dtype) for one in inputs.qkv), is_causal=True)
+        torch.testing.assert_close(out.to(dtype), known, atol=5e-3, rtol=3e-3)
 
 
 @pytest.mark.parametrize("name", BINDING)
