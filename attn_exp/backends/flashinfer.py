@@ -44,8 +44,7 @@ class FlashInfer(DeclarativeBackend):
         masks=("window",),
         # Empty requests: https://github.com/flashinfer-ai/flashinfer/blob/main/include/flashinfer/page.cuh, get_length.
         features=("softcap", "sink", "latent", "packed", "ragged", "empty_requests", "paged", "fp8_cache"),
-        # 512 by its FlashAttention 2 alone: flashinfer/jit/attention/modules.py, _fa2_head_dim_nvcc_flags.
-        head_dims=(64, 128, 192, 256, 512),
+        head_dims=(64, 128, 192, 256),
         value_dims=((192, 128), _LATENT),
         capability=(8, 0),
     )
@@ -84,8 +83,6 @@ class FlashInfer(DeclarativeBackend):
             refusal = lacking and f"{self.name} has no sinks with {lacking}: set sink=false, or leave {lacking} out"
         if refusal is None and self.kernel == "fa3" and torch.cuda.get_device_capability()[0] != 9:
             return f"{self.name} has kernel=fa3 only on compute capability 9.0: set kernel=auto"
-        if refusal is None and self.kernel == "fa3" and case.head_dim == case.value_dim == 512:
-            return f"{self.name} has no heads of 512 with kernel=fa3: set kernel=auto"
         return refusal
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:

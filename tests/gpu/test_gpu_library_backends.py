@@ -82,10 +82,6 @@ CASES += CACHES
 # Each combination of dtypes, dimensions and masks takes FlashInfer half a minute of nvcc.
 FLASHINFER = [PACKED, replace(CASE, causal=True), *CACHES]
 FLASHINFER += [replace(CASE, causal=True, q_len=1, kv_len=4096, kv_heads=heads) for heads in (2, 8)]
-WIDE = replace(
-    CASE, causal=True, kv_heads=2, kv_len=2000, head_dim=512, value_dim=512, page_size=16, align="bottom_right"
-)
-FLASHINFER += [replace(WIDE, q_len=queries) for queries in (1, 300)]
 # Masks and sinks that backends of ours and of PyTorch take as data or as a function.
 MASKS = [
     replace(CASE, sink=True),
