@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from attn_exp.comparison.comparison import case_order
 from attn_exp.comparison.environment import facts
 from attn_exp.comparison.join import joined
 from attn_exp.comparison.ratio import gain
@@ -83,7 +84,8 @@ def confirm(there: Sequence[Result], here: Sequence[Result]) -> list[Confirmed]:
     """Return each pass that was measured there, with what was measured here."""
     metric = ChosenMetric()
     pairs = joined(cells_of(there, metric, turns=False), cells_of(here, metric, turns=False))
-    return [_confirmed(old, new, metric) for old, new in pairs if old is not None and old.value is not None]
+    rows = [_confirmed(old, new, metric) for old, new in pairs if old is not None and old.value is not None]
+    return sorted(rows, key=lambda row: case_order(row.there))
 
 
 def _confirmed(old: Cell, new: Cell | None, metric: ChosenMetric) -> Confirmed:

@@ -41,8 +41,8 @@ _VARIED = ("batch", "model.q_heads", "model.kv_heads", "model.head_dim", "model.
 # Values of keys that a figure's overrides leave out, in runs for which other figures set them.
 _DEFAULTS = {"window": "null", "model.value_dim": "null", "model.kv_heads": "null"}
 # How it is measured; a record that was measured otherwise is no repetition under the same conditions.
-CONDITIONS = ("layout", "regime", "l2", "timer")
-_SETTINGS = ("regime", "l2", "timer", "deterministic")
+CONDITIONS = ("layout", "regime", "l2")
+_SETTINGS = ("regime", "l2", "deterministic")
 
 
 @dataclass(frozen=True)

@@ -179,7 +179,6 @@ def from_results(results: Iterable[Result]) -> list[Measured]:
                         "layout": result.case.layout,
                         "regime": result.measuring.regime,
                         "l2": result.measuring.l2,
-                        "timer": result.measuring.timer,
                     },
                     flags=cell.flags,
                     place=result.sweep,

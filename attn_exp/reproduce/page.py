@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from textwrap import shorten
 from typing import Any, get_args
 
 from attn_exp.core.case.fields import case_columns
@@ -11,6 +12,9 @@ from attn_exp.core.sheet.sheet import Column, Headline, Page, Sheet, split
 from attn_exp.core.text import SHORT
 from attn_exp.reproduce.figures import Figure, Status
 from attn_exp.reproduce.judged import Judged
+
+# Rows of one reason differ in how much memory was free.
+_REASON = 140
 
 _FIELDS: dict[str, Getter] = {
     "source": lambda figure: figure.source.name,
@@ -114,7 +118,7 @@ def judged_page(judged: Sequence[Judged]) -> Page:
         *(f"{source.title}: {source.url} ({source.place})" for source in sources),
         *(f"{source.name}: {source.note}" for source in sources if source.note),
         *(f"{row.figure.id}: {row.figure.note}" for row in judged if row.figure.note),
-        *dict.fromkeys(row.measured.reason for row in judged if row.measured is not None and row.measured.reason),
+        *dict.fromkeys(shorten(row.measured.reason, _REASON) for row in judged if row.measured and row.measured.reason),
     )
     verdicts: dict[str, int] = {str(name): count for name, count in counts.items()}
     about = {"kind": "reproduced", "figures": len(judged), **verdicts}
