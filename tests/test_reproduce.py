@@ -40,6 +40,9 @@ figures:
 """
 
 
+QUICK = ("device=cpu", "isolation=none", "tracker=none", "stopping.budget_s=0.05", "save_plots=false", "quiet=true")
+
+
 def row(**changes):
     given = {"id": "one", "library": "FA2", "overrides": "causal=true", "pass": "forward", "tflops": 300} | changes
     return "  - " + json.dumps({key: value for key, value in given.items() if value is not None})
@@ -199,22 +202,25 @@ def test_it_measures_what_is_needed(written, tmp_path, monkeypatch, capsys):
     words = ["device=cpu", "isolation=none", "tracker=none", "stopping.budget_s=0.05", "save_plots=false", "quiet=true"]
     assert main(["paper", f"published={folder}", *words]) == 0
     out = capsys.readouterr().out
-    assert "of 2 figures 2 without a verdict" in out
+    assert "of 2 figures 0 reproduced, 0 beside, 0 faster at full clock, 0 contradicted, 2 without" in " ".join(
+        out.split()
+    )
     assert out.count("another GPU: no verdict") == 2
     assert "H200 SXM there" in out
 
 
-def test_a_burst_that_is_faster_contradicts_no_figure():
+def test_a_burst_contradicts_no_figure_by_what_its_clock_explains():
     assert verdict_of(1.2, 0.01, 0.0, "burst") == "faster_at_full_clock"
     assert verdict_of(1.2, 0.01, 0.0, "sustained") == verdict_of(1 / 1.2, 0.01, 0.0, "burst") == "contradicted"
+    assert verdict_of(1.7, 0.01, 0.0, "burst") == "contradicted"
 
 
-def test_a_sweep_of_another_host_is_confirmed_row_by_row_or_its_differences_are_named():
+def test_a_sweep_of_another_host_is_confirmed_or_its_differences_are_named():
     other = sweeps.H200 | {"gpu_uuid": "GPU-2", "driver": "590.1", "power_limit_w": 600.0}
     cases = [replace(sweeps.CASE, batch=batch) for batch in (1, 2, 3, 4, 5)]
     there = [result_of(sweeps.job("flash", 100.0, None, of=case)) for case in cases]
     # Equal; within both intervals; beyond 3 %; beyond 10 %; not known well.
-    times = ((100.5, 0.003), (98.0, 0.025), (105.0, 0.003), (80.0, 0.003), (100.0, 0.6))
+    times = ((100.5, 0.003), (98.0, 0.025), (105.0, 0.003), (80.0, 0.003), (100.0, 0.1))
     here = [
         result_of(sweeps.job("flash", us, None, of=case, half=half, environment=other))
         for case, (us, half) in zip(cases, times, strict=True)
@@ -223,32 +229,41 @@ def test_a_sweep_of_another_host_is_confirmed_row_by_row_or_its_differences_are_
     assert [row.verdict for row in rows] == ["confirmed", "confirmed", "beside", "contradicted", "too uncertain"]
     assert rows[3].low < 1.25 < rows[3].high and rows[3].ratio == pytest.approx(1.25)
     assert [bool(row.differs) for row in rows] == [False, False, True, True, True]
-    assert "power_limit_w 700.0 there, 600.0 here; driver 580.1 there, 590.1 here" in rows[2].differs
+    assert {"power_limit_w 700 -> 600", "driver 580.1 -> 590.1"} <= set(rows[2].differs.split("; "))
     text = text_of(confirmed_page(rows))
-    assert "of 5 rows 2 confirmed" in text and "3 of 5 within 3 %" in text
+    assert "of 5 passes 2 confirmed" in text and "3 of 5 within 3 %" in text
     failed = result_of(sweeps.failed("out_of_memory", of=cases[0]))
     assert [row.verdict for row in confirm(there[:2], [failed])] == ["out_of_memory here", "not measured"]
+    regime = "burst" if there[0].measuring.regime != "burst" else "sustained"
+    (unlike,) = confirm(
+        there[:1], [result_of(sweeps.job("flash", 100.0, None, of=cases[0], measuring={"regime": regime}))]
+    )
+    assert unlike.verdict == "measured differently" and "regime" in unlike.differs
 
 
-def test_a_sample_of_a_sweep_is_spread_over_its_cases_and_imports_no_class_of_a_record():
-    cases = [replace(sweeps.CASE, batch=batch) for batch in (1, 2, 3, 4)]
-    foreign = sweeps.job("own", options={"_target_": "os.system"})
-    results = [result_of(record) for record in (*(sweeps.job(of=case) for case in cases), foreign)]
-    assert [one.case.batch for one in sample(results, 2)] == [1, 3]
-    assert len(sample(results, None)) == len(sample(results, 20)) == 4
+def test_a_sample_of_a_sweep_has_all_backends_and_is_the_same_each_time():
+    cases = [replace(sweeps.CASE, batch=batch) for batch in range(1, 9)]
+    results = [result_of(sweeps.job(name, of=case)) for case in cases for name in ("flash", "math")]
+    chosen = sample(results, 8)
+    assert chosen == sample(results, 8) and {one.label for one in chosen} == {"flash", "math"}
+    assert sample(results, None) == sample(results, 99) == results
 
 
-def test_a_sweep_is_measured_again_with_the_configurations_of_its_records(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def measured_sweep(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     small = ["batch=1,2", "model.q_heads=2", "model.kv_heads=2", "model.head_dim=16", "seq_len=32", "dtype=fp32"]
-    quick = ["device=cpu", "isolation=none", "tracker=none", "stopping.budget_s=0.05", "save_plots=false", "quiet=true"]
-    assert run(["-m", *small, *quick, "backend=flash,math", "passes=[forward]", "l2=written", "sweep=one"]) == 0
-    with tarfile.open("one.tar.xz", "w:xz") as archive:
-        archive.add("multirun/one", "one")
+    assert run(["-m", *small, *QUICK, "backend=flash,math", "passes=[forward]", "sweep=one"]) == 0
     capsys.readouterr()
-    words = ["one.tar.xz", "rows=3", "device=cpu", *quick]
+    return tmp_path / "multirun/one"
+
+
+def test_a_sweep_is_measured_again_with_the_configurations_of_its_records(measured_sweep, capsys):
+    with tarfile.open("one.tar.xz", "w:xz") as archive:
+        archive.add(measured_sweep, "one")
+    words = ["one.tar.xz", "rows=3", *QUICK]
     assert main([*words, "dry_run=true"]) == 0
-    assert "3 would run" not in (out := capsys.readouterr().out) and out.count("would run") == 3
+    assert "3 jobs: 3 would run" in capsys.readouterr().out
     shown = []
     for _ in range(2):  # The second takes the records of the first.
         assert main([*words, "format=json"]) == 0
@@ -256,17 +271,34 @@ def test_a_sweep_is_measured_again_with_the_configurations_of_its_records(tmp_pa
     assert shown[0] == shown[1] and len(shown[0]["rows"]) == 3
     again = Path("multirun/reproduce-one")
     jobs = {path.parent.name for path in again.glob("*/record.json")}
-    assert len(jobs) == 3 and jobs < {path.parent.name for path in Path("multirun/one").glob("*/record.json")}
-    assert main(["multirun/one", "sweep=reproduce-one", "rows=all", "format=json"]) == 0
-    whole = json.loads(capsys.readouterr().out)
-    assert [row["verdict"] for row in whole["rows"]].count("not measured") == 1
+    assert len(jobs) == 3 and jobs < {path.parent.name for path in measured_sweep.glob("*/record.json")}
+    assert "reproduce one.tar.xz rows=3" in (again / "command.txt").read_text()
+    assert main(["multirun/one", "sweep=reproduce-one", "format=json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == shown[0]["rows"]
+
+
+def test_what_a_record_of_somebody_else_names_is_neither_imported_nor_written_to(measured_sweep, capsys):
+    for number, path in enumerate(sorted(measured_sweep.glob("*/record.json"))):
+        record = json.loads(path.read_text())
+        config = record["request"]["config"]
+        config["tracker"] = {"name": "mlflow", "uri": "sqlite:///theirs.db"}
+        config["profiler"] = {"own": {"_target_": "own.Profiler"}}
+        config["stopping"]["patience_s"] = 1  # Of an older version.
+        config["backend"]["_target_"] = "own.Backend"
+        (record["request"]["backend"] if number == 0 else config["inputs"])["_target_"] = "own.Other"
+        path.write_text(json.dumps(record))
+    assert main(["multirun/one", *QUICK]) == 2
+    assert "its record names own.Other, which is not of this package" in capsys.readouterr().err
+    assert not Path("theirs.db").exists() and not Path("multirun/reproduce-one").exists()
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["none.tar.xz"], "none.tar.xz cannot be read as an archive of records"),
+        (["none.tar.xz"], "none.tar.xz is no archive of records"),
         (["none.tar.xz", "rows=0"], "rows=0 is no number of rows"),
+        ([".", "mask=full"], "mask= is what the sweep's records say"),
+        (["."], "has no measured job"),
         (["nobody"], "there is no figure or source 'nobody'"),
         (["cudnn_frontend_h200", "where=seq_len > 1e9"], "matches none of the 56 figures"),
         (["cudnn_frontend_h200", "sweep=none"], "there is no sweep 'none'"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attn_exp.commands.options import Command
+from attn_exp.config.overrides import override_key
 from attn_exp.core.errors import UserError
 from attn_exp.core.options import Options, config_dir_option, option
 from attn_exp.core.sheet import FORMATS
@@ -42,7 +43,7 @@ class ReproduceOptions(Options):
         "NAME",
         example="attn-exp reproduce cudnn_frontend_h200",
     )
-    rows: int | None = option("how many rows of a sweep to measure again, or all", "ROWS", default="20", read=_rows)
+    rows: int | None = option("how many of a sweep's jobs to measure again, or all", "ROWS", default="20", read=_rows)
     where: str | None = option(
         'which figures: where="causal and library=FA3 and status=not_run", in the language of compare; the fields are '
         "those of a case, and source, id, library, backend, gpu, pass, status, deterministic",
@@ -97,24 +98,29 @@ def _again(name: str, options: ReproduceOptions) -> int:
     from attn_exp.commands.run import run_records
     from attn_exp.reproduce.confirmed import confirm, confirmed_page, records_of, sample
     from attn_exp.results.read import read_folder, sweep_folders
+    from attn_exp.sweep.task_function import OF_A_JOB
 
+    if options.where or options.published:
+        raise UserError("where= and published= are of published figures: leave them out for a sweep")
+    keys = {re.split(r"[.@/]", override_key(word))[0] for word in options.overrides}
+    if theirs := sorted(keys & {*OF_A_JOB, "backend", "timer", "mask", "score", "cache", "experiment"}):
+        raise UserError(f"{theirs[0]}= is what the sweep's records say: leave it out")
     home = options.folder or Path(HOME)
     with records_of(name) as there:
-        chosen = sample(there, options.rows)
-        if not chosen:
-            raise UserError(f"{name} has no measured row of a backend of this package")
-        if options.sweep:
-            folders = sweep_folders(options.sweep, home)
-        else:
-            sweep = re.sub(r"[^A-Za-z0-9._-]", "-", f"reproduce-{Path(name).name.removesuffix('.tar.xz')}")
+        chosen = sample(there, None if options.sweep else options.rows)
+        folders = sweep_folders(options.sweep, home) if options.sweep else []
+        if not folders:
+            sweep = re.sub(r"[^A-Za-z0-9._-]", "-", f"reproduce-{Path(name).resolve().name.partition('.tar')[0]}")
             folders = [home / sweep]
             words = [*options.overrides, f"sweep={sweep}", f"folder={folders[0]}"]
             words += ["dry_run=true"] if options.dry_run else []
             flags = ["--config-dir", str(options.config_dir)] if options.config_dir else []
-            code = run_records([one.record() for one in chosen], [*flags, *words])
+            command = ["reproduce", name, f"rows={options.rows or 'all'}", *options.overrides, *flags]
+            command += [f"folder={home}"] if options.folder else []
+            code = run_records([one.record() for one in chosen], [*flags, *words], command)
             if code or options.dry_run:
                 return code
-        rows = confirm(chosen, [one for folder in folders for one in read_folder(folder).results])
+        rows = confirm(chosen, [result for folder in folders for result in read_folder(folder).results])
         _print(confirmed_page(rows), options.format)
     return 0
 
@@ -159,7 +165,7 @@ COMMAND = Command(
         ("attn-exp reproduce cudnn_frontend_h200 dry_run=true", "the runs that are needed"),
         ('attn-exp reproduce cudnn_frontend_h200 where="dtype=bf16 and seq_len >= 8192"', "measure a part"),
         ("attn-exp reproduce cudnn_frontend_h200 sweep=results/h200/backends/published.csv", "from kept results"),
-        ("attn-exp reproduce results/h200/serving/serving.tar.xz rows=20", "rows of a sweep, measured here again"),
+        ("attn-exp reproduce results/h200/serving/serving.tar.xz rows=20", "jobs of a sweep, measured here again"),
     ),
     overrides=(("KEY=VALUE", "more overrides for the runs: device=cuda:1, stopping.budget_s=2, tracker=none"),),
     exits=("0 done", "2 invalid command line"),

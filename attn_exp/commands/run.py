@@ -73,16 +73,16 @@ def run_sweep(arguments: list[str], each: "Callable[[Record, Path], None]") -> "
     return session.context.folder if session.context is not None else None
 
 
-def run_records(records: "Sequence[Record]", arguments: list[str]) -> int:
-    """Measure the jobs of records again, each with the configuration that its record keeps; return the exit code.
+def run_records(records: "Sequence[Record]", arguments: list[str], command: list[str]) -> int:
+    """Measure the jobs of records again; return the exit code.
 
-    `arguments` are overrides for all of them, with `sweep=`. Nothing is printed on standard output, unless it is a dry
-    run.
+    `arguments` are this run's overrides, with `sweep=`, and `command` is what was typed. Lines about jobs go to
+    standard error.
     """
     from attn_exp.sweep.task_function import RecordsTask
 
-    with _session(arguments, lambda *_: None) as session:
-        code = _measure(arguments, session, RecordsTask(session, records, arguments))
+    with _session(command, lambda *_: None) as session:
+        code = _measure(arguments, session, RecordsTask(session, records))
         session.status = "FAILED" if code else session.status
     return code
 

@@ -6,6 +6,7 @@ Modules are found as Python's import finds them and read as text: nothing is imp
 import ast
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -15,6 +16,9 @@ from functools import cache
 from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
+from typing import Any
+
+from attn_exp.core.text import flat
 
 # Bounds of what is read: a package may have thousands of files, and a job's name must be known in milliseconds.
 MOST_FILES = 256
@@ -24,6 +28,7 @@ _SUFFIXES = (".py", ".cu", ".cuh", ".cpp", ".cc", ".c", ".h", ".hpp")
 # A module may name these in a text, for `torch.utils.cpp_extension.load` and its like.
 _NAMED = (*_SUFFIXES[1:], ".ptx", ".cubin", ".so")
 _GIT_LIMIT_S = 5.0
+_BACKENDS = re.compile(r"attn_exp\.backends\.\w+\.[A-Z]\w*", re.ASCII)
 SHORT = 7
 
 
@@ -41,6 +46,12 @@ class Source:
     facts: dict[str, str]
     files: dict[Path, str]
     root: Path
+
+
+def foreign_classes(options: Mapping[str, Any]) -> list[str]:
+    """Return the classes that a record names, as `_target_` at any depth, and that are no backends of this package."""
+    named = [str(value) for key, value in flat(options).items() if key.split(".")[-1] == "_target_"]
+    return [target for target in named if not _BACKENDS.fullmatch(target)]
 
 
 def source_of(target: str) -> Source | None:

@@ -243,6 +243,9 @@ class Session:
 
     def resume_command(self) -> str:
         """Return the command that finishes this sweep."""
+        if self._arguments[:1] == ["reproduce"]:
+            # It names its sweep itself; its `sweep=` is one that exists.
+            return _command(self._arguments)
         words = [argument for argument in self._arguments if override_key(argument) != "sweep"]
         return _command([*words, f"sweep={self.opened.name}"])
 

@@ -1,6 +1,7 @@
-"""Judge a sweep that was measured again, row by row: confirmed or not, and how the two hosts differ."""
+"""Judge a sweep that was measured again, pass by pass: confirmed or not, and how the two hosts differ."""
 
 import math
+import random
 import tarfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -8,64 +9,66 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from attn_exp.comparison.comparison import case_order
-from attn_exp.comparison.environment import facts
+from attn_exp.comparison.environment import REFUSED, differences
 from attn_exp.comparison.join import joined
 from attn_exp.comparison.ratio import gain
 from attn_exp.core.errors import UserError
 from attn_exp.core.sheet.sheet import Column, Headline, Page, Sheet, split
 from attn_exp.core.stats.interval import combined
 from attn_exp.reproduce.judged import CONTRADICTED, REPRODUCED
+from attn_exp.reproduce.page import RATIO
 from attn_exp.results.cell import Cell, ChosenMetric, cells_of
-from attn_exp.results.duel_command import foreign_classes
 from attn_exp.results.read import read_folder
 from attn_exp.results.result import Result
 
 # Rows that differ by less are the same for whoever chooses a backend.
 _EQUAL = math.log1p(0.01)
-# What a host has, and what a pass had there, with the difference that is worth a word.
-_OF_HOSTS = ("power_limit_w", "max_sm_clock_mhz", "max_memory_clock_mhz", "driver", "cuda", "cudnn")
-_OF_PASSES = (("clock_mhz", 0.01, 1.0), ("launch_share", 0.0, 0.05))
-_ARCHIVE = ".tar.xz"
+# What may be the cause of another time: two hosts differ in more.
+_CAUSES = REFUSED | {"driver", "cuda", "cudnn", "max_sm_clock_mhz", "max_memory_clock_mhz", "gpu_uuid"}
+# What a host gives a pass, with the difference that is worth a word, as a share and as such.
+_GIVEN = (("clock_mhz", 0.01, 1.0), ("launch_share", 0.0, 0.05))
+# Ways to measure that give other numbers.
+_WAYS = REFUSED - {"power_limit_w", "method_version"}
 
 
 def is_sweep(name: str) -> bool:
-    """Whether a name is that of an archive or a folder of records, and not of a source of published figures."""
-    return name.endswith(_ARCHIVE) or Path(name).is_dir()
+    """Whether a name is that of a folder or an archive of records, and not of a source of published figures."""
+    return Path(name).is_dir() or ".tar" in Path(name).suffixes
 
 
 @contextmanager
 def records_of(name: str) -> Iterator[tuple[Result, ...]]:
-    """Yield the results in a folder or in an archive of one. Raises UserError if there are none."""
+    """Yield the results in a sweep's folder, or in an archive of one. Raises UserError if there are none."""
     with TemporaryDirectory() as place:
         folder = Path(name)
-        if name.endswith(_ARCHIVE):
+        if not folder.is_dir():
             try:
                 with tarfile.open(name) as archive:
                     archive.extractall(place, filter="data")
             except (OSError, tarfile.TarError, EOFError) as error:
-                raise UserError(f"{name} cannot be read as an archive of records: {error}") from error
+                reason = str(error).partition(chr(10))[0]
+                raise UserError(f"{name} is no archive of records: {reason}") from error
             inside = [path for path in Path(place).iterdir() if path.is_dir()]
             folder = inside[0] if len(inside) == 1 else Path(place)
-        yield read_folder(folder).results
+        results = read_folder(folder, may_be_empty=True).results
+        if not any(result.status == "ok" for result in results):
+            raise UserError(f"{name} has no measured job: give the folder or the archive of one sweep")
+        yield results
 
 
 def sample(results: Sequence[Result], rows: int | None) -> list[Result]:
-    """Return so many of the measured results, as far apart as they can be in the order of cases; None is all.
-
-    Those of a class that is not this package's are left out: nobody's records may say what is imported here.
-    """
-    measured = [result for result in results if result.status == "ok" and not foreign_classes(result)]
-    measured.sort(key=lambda result: (result.case.label(), result.label))
-    count = len(measured) if rows is None else min(rows, len(measured))
-    return [measured[index * len(measured) // count] for index in range(count)]
+    """Return so many of the measured results, the same ones each time; None is all."""
+    measured = [result for result in results if result.status == "ok"]
+    if rows is None or rows >= len(measured):
+        return measured
+    return random.Random(0).sample(measured, rows)
 
 
 @dataclass(frozen=True)
 class Confirmed:
-    """A cell of a sweep with the one that was measured here.
+    """A pass of a sweep with the one that was measured here.
 
     `ratio` is our rate over theirs with its 95 % interval `low` to `high`, of both; None if nothing was measured here.
     `differs` names what differs between the hosts, of a row that is not confirmed.
@@ -73,11 +76,11 @@ class Confirmed:
 
     there: Cell
     here: Cell | None
-    ratio: float | None
-    low: float | None
-    high: float | None
     verdict: str
-    differs: str
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    differs: str = ""
 
 
 def confirm(there: Sequence[Result], here: Sequence[Result]) -> list[Confirmed]:
@@ -89,46 +92,39 @@ def confirm(there: Sequence[Result], here: Sequence[Result]) -> list[Confirmed]:
 
 
 def _confirmed(old: Cell, new: Cell | None, metric: ChosenMetric) -> Confirmed:
-    log = gain(new, old, metric) if new is not None else None
-    if new is None or log is None:
-        why = "not measured" if new is None else f"{new.result.status} here"
-        return Confirmed(old, new, None, None, None, why, (new.result.reason or "") if new else "")
+    if new is None:
+        return Confirmed(old, None, "not measured")
+    better = gain(new, old, metric)
+    if better is None:
+        return Confirmed(old, new, f"{new.result.status} here", differs=new.result.reason or "")
     half = combined([old.uncertainty, new.uncertainty]).half
-    low, ratio, high = (math.exp(log + step) for step in (-half, 0.0, half))
-    if old.result.device_name != new.result.device_name:
-        verdict = "another GPU: no verdict"
-    elif not (old.compared and new.compared):
+    unlike = [one for one in differences([(old.result, new.result)]) if one.name in _CAUSES or "versions." in one.name]
+    if any(one.name in _WAYS for one in unlike):
+        verdict = "measured differently"
+    elif half > REPRODUCED:
         verdict = "too uncertain"
-    elif abs(log) <= max(_EQUAL, half if half <= REPRODUCED else 0.0):
+    elif abs(better) <= max(_EQUAL, half):
         verdict = "confirmed"
     else:
-        verdict = "contradicted" if abs(log) - half > CONTRADICTED else "beside"
-    differs = "" if verdict == "confirmed" else "; ".join(_differing(old, new)) or "no difference is known"
-    return Confirmed(old, new, ratio, low, high, verdict, differs)
+        verdict = "contradicted" if abs(better) - half > CONTRADICTED else "beside"
+    causes = [] if verdict == "confirmed" else [*map(str, unlike), *_given(old, new)]
+    low, ratio, high = (math.exp(better + step) for step in (-half, 0.0, half))
+    return Confirmed(old, new, verdict, ratio, low, high, "; ".join(causes))
 
 
-def _differing(old: Cell, new: Cell) -> list[str]:
-    """Return what differs between two cells: of the hosts, the libraries, the method, the clocks and the flags."""
-    there, here = facts(old.result), facts(new.result)
-    names = [*_OF_HOSTS, *(name for name in there if name.startswith("versions.") and name != "versions.attn_exp")]
-    found = [
-        f"{name.removeprefix('versions.')} {there[name]} there, {here[name]} here"
-        for name in names
-        if name in there and name in here and there[name] != here[name]
-    ]
-    methods = old.result.method_version, new.result.method_version
-    found += [f"method {methods[0]} there, {methods[1]} here"] * (methods[0] != methods[1])
-    for name, share, least in _OF_PASSES:
+def _given(old: Cell, new: Cell) -> list[str]:
+    """Return in what the hosts treated a pass differently, and how it was marked."""
+    found = []
+    for name, share, least in _GIVEN:
         was, now = (cell.result.metrics.get(f"{cell.direction}/{name}") for cell in (old, new))
         if was is not None and now is not None and abs(was - now) > max(share * was, least):
-            found.append(f"{name} {was:.4g} there, {now:.4g} here")
-    for where, cell in (("there", old), ("here", new)):
-        found += [f"{', '.join(cell.flags)} {where}"] if cell.flags else []
-    return found
+            found.append(f"{name} {was:.4g} -> {now:.4g}")
+    marks = [", ".join(cell.flags) or "no mark" for cell in (old, new)]
+    return found + ([f"{marks[0]} -> {marks[1]}"] if any(cell.flags for cell in (old, new)) else [])
 
 
 def confirmed_page(rows: Sequence[Confirmed]) -> Page:
-    """Return the page of a sweep's rows beside those that were measured again."""
+    """Return the page of a sweep's passes beside those that were measured again; the others are counted."""
     columns, values = split(
         (
             (Column("case", "case"), lambda row: row.there.result.case.label()),
@@ -136,43 +132,20 @@ def confirmed_page(rows: Sequence[Confirmed]) -> Page:
             (Column("pass", "pass"), lambda row: row.there.short),
             (Column("there_us", "there us", "figure"), lambda row: row.there.value),
             (Column("here_us", "here us", "figure"), lambda row: row.here.value if row.here else None),
-            (Column("ratio", "ratio", "ratio"), lambda row: row.ratio),
-            (Column("low", "", "ratio"), lambda row: row.low),
-            (Column("high", "", "ratio"), lambda row: row.high),
-            (Column("interval", "95 % interval", joined=_interval), None),
+            *RATIO,
             (Column("verdict", "verdict"), lambda row: row.verdict),
             (Column("differs", ""), lambda row: row.differs),
         )
     )
-    counts = Counter(row.verdict for row in rows)
-    summary = f"of {len(rows)} rows {', '.join(f'{count} {name}' for name, count in counts.most_common())}"
+    counts, every = Counter(row.verdict for row in rows), len(rows)
+    rows = [row for row in rows if row.here is not None]
     near = sum(row.ratio is not None and abs(math.log(row.ratio)) <= REPRODUCED for row in rows)
-    why: dict[str, list[str]] = {}
-    for row in rows:
-        if row.differs:
-            why.setdefault(row.differs, []).append(f"{row.there.result.case.label()} {row.there.result.label}")
+    summary = f"of {every} passes {', '.join(f'{count} {name}' for name, count in counts.most_common())}"
     notes = (
-        "ratio: our rate over theirs; confirmed: within 1 %, or within both intervals if these are at most 3 %; "
-        "contradicted: the whole interval beyond 10 %; beside: between these",
-        f"{near} of {len(rows)} within 3 %",
-        *(f"{where}: {_hosts([cell.result for cell in cells])}" for where, cells in _sides(rows) if cells),
-        *(f"{text}: {names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)}" for text, names in why.items()),
+        f"ratio: our rate over theirs; {near} of {len(rows)} within 3 %; confirmed: within 1 % or both intervals; "
+        "too uncertain: these are wider than 3 %; contradicted: all of it beyond 10 %; beside: between these",
+        *(f"{row.there.result.label} {row.there.result.case.label()}: {row.differs}" for row in rows if row.differs),
     )
-    about: dict[str, Any] = {"kind": "confirmed", "rows": len(rows), "within_3_percent": near, **counts}
+    about = {"kind": "confirmed", "passes": every, "within_3_percent": near, **counts}
     sheet = Sheet("rows", "", columns, tuple(map(values, rows)))
     return Page(about, (), (sheet,), notes, headline=Headline((summary,)))
-
-
-def _interval(values: dict[str, Any]) -> str:
-    return "" if values["low"] is None else f"{values['low']:.3f} to {values['high']:.3f}"
-
-
-def _sides(rows: Sequence[Confirmed]) -> tuple[tuple[str, list[Cell]], ...]:
-    return ("there", [row.there for row in rows]), ("here", [row.here for row in rows if row.here is not None])
-
-
-def _hosts(results: Sequence[Result]) -> str:
-    cards = {
-        (result.device_name, str(result.environment.get("gpu_uuid") or "")) for result in results if result.device_name
-    }
-    return ", ".join(sorted(" ".join(filter(None, card)) for card in cards))

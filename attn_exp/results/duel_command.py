@@ -11,6 +11,7 @@ from attn_exp.core.case.case import GIVEN, NORMAL, PASSES, TYPED_DTYPES, Case
 from attn_exp.core.case.fields import typed_fields
 from attn_exp.core.conf import choice
 from attn_exp.core.record.request import Compile
+from attn_exp.core.source import foreign_classes
 from attn_exp.core.text import flat, word
 from attn_exp.results.cell import Cell
 from attn_exp.results.result import Result
@@ -20,7 +21,6 @@ _OF_MODEL = ("q_heads", "kv_heads", "head_dim", "value_dim")
 # Words that neither a shell nor Hydra interprets.
 _PLAIN = re.compile(r"[\w.+~/:@=\[\]{}, -]*", re.ASCII)
 _SHOWN = 40
-_OURS = re.compile(r"attn_exp\.backends\.\w+\.[A-Z]\w*", re.ASCII)
 _DEFAULT_TIMER = {"cuda": "device", "cpu": "cpu"}
 
 
@@ -83,16 +83,10 @@ def duel_command(a: Result, b: Result, passes: Collection[str]) -> str:
     odd = next((one for one in words if not _PLAIN.fullmatch(one)), None)
     if odd is not None:
         return _comment(f"{a.label} and {b.label}: no command, since {odd[:_SHOWN]!r} of a record is no plain word")
-    foreign = dict.fromkeys(foreign_classes(a) + foreign_classes(b))
+    foreign = dict.fromkeys(foreign_classes(a.backend) + foreign_classes(b.backend))
     if foreign:
         return _comment(f"if you trust the class {' and '.join(foreign)} of the record: {shlex.join(words)}")
     return shlex.join(words)
-
-
-def foreign_classes(result: Result) -> list[str]:
-    """Return the classes that a record names as its backend, or in its options, and that are not this package's."""
-    named = [str(value) for key, value in flat(result.backend).items() if key.split(".")[-1] == "_target_"]
-    return [target for target in named if not _OURS.fullmatch(target)]
 
 
 def _comment(text: str) -> str:

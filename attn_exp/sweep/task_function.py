@@ -14,16 +14,22 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from attn_exp.config.compose import is_dry_run
-from attn_exp.config.overrides import override_key
 from attn_exp.core.errors import UserError
 from attn_exp.core.record.record import Record
 from attn_exp.core.record.request import Request
+from attn_exp.core.source import foreign_classes
 from attn_exp.execution.capabilities import possible
 from attn_exp.execution.session import Session
 from attn_exp.results.store import done_record
 
-# Keys of a kept configuration that are not the job's, but those of the sweep and the machine that measured it.
-_OF_A_RUN = ("sweep", "device", "isolation", "profiler", "stop_on")
+# What a record's configuration says of its job. All else (where results go, who measures, which profilers run) is this
+# run's own: a record may be somebody else's.
+OF_A_JOB = (
+    *("model", "dtype", "inputs", "compile", "caches", "passes", "seed", "regime", "l2", "batch", "seq_len", "q_len"),
+    *("kv_len", "embed_dim", "tp", "causal", "align", "window", "prefix", "chunk", "block", "softcap", "sink", "alibi"),
+    *("bias", "latent", "lengths", "kv_lengths", "page_size", "pages", "cache_dtype", "layout", "workload", "mlp_dim"),
+    *("deterministic", "determinism", "accumulate", "gold"),
+)
 
 
 @dataclass(frozen=True)
@@ -52,43 +58,50 @@ class SessionTask:
 
 @dataclass(frozen=True)
 class RecordsTask(SessionTask):
-    """Measures the jobs of records again, each with the configuration that its record keeps.
-
-    What was typed counts instead, and so does this run's own isolation and profilers: a record may be somebody else's.
-    """
+    """Measures the jobs of records again, the jobs of a case in turns."""
 
     records: Sequence[Record]
-    typed: Sequence[str]
 
     def __call__(self, config: DictConfig) -> float:
-        """Run the jobs of a case in turns, case after case."""
-        cases: dict[Any, tuple[DictConfig, dict[str, Request]]] = {}
+        """Run the jobs, or list them in a dry run. Raises SystemExit if none can be measured here."""
+        asked: dict[str, Request | UserError] = {}
+        cases: dict[Any, list[Request]] = {}
         for record in self.records:
-            own = self._composed(config, record)
             try:
-                request = self.session.request(own)
+                request = self.session.request(_with_job(config, record.request))
             except UserError as error:
-                self.session.impossible.append(f"{record.request.label}: {error}")
+                asked[record.request.job] = UserError(f"{record.request.label}: {error}")
                 continue
-            cases.setdefault(request.turns_key, (own, {}))[1][request.job] = request
+            if request.job not in asked:
+                cases.setdefault(request.turns_key, []).append(request)
+            asked[request.job] = request
+        impossible = [one for one in asked.values() if isinstance(one, UserError)]
+        if not cases:
+            raise SystemExit(impossible[0])
         if is_dry_run(config):
             folder = Path(os.path.realpath(str(config.folder)))
-            print_plan(self.session, [one for _, case in cases.values() for one in case.values()], folder)
+            print_plan(self.session, possible([*asked.values()], folder, self.session.progress), folder, of_sweep=True)
             return math.inf
-        self.session.progress.total = sum(len(case) for _, case in cases.values())
-        for first, case in cases.values():
-            self.session.submit(list(case.values()), lambda own=first: own)  # type: ignore[misc]
+        self.session.impossible += map(str, impossible)
+        self.session.progress.total = len(asked) - len(impossible)
+        for requests in cases.values():
+            self.session.submit(requests, lambda: config)
         self.session.drain()
         return math.inf
 
-    def _composed(self, config: DictConfig, record: Record) -> DictConfig:
-        composed = copy.deepcopy(config)
-        for key, value in record.request.config.items():
-            if key in config and key not in _OF_A_RUN:
-                OmegaConf.update(composed, key, value, merge=False, force_add=True)
-        for key in map(override_key, self.typed):
-            OmegaConf.update(composed, key, OmegaConf.select(config, key), merge=False, force_add=True)
-        return composed
+
+def _with_job(config: DictConfig, request: Request) -> DictConfig:
+    """Return this run's configuration with the job of a record. Raises UserError if the record names another class."""
+    kept = {key: request.config[key] for key in OF_A_JOB if key in request.config and key in config}
+    kept["backend"] = request.backend
+    if foreign := foreign_classes(kept):
+        raise UserError(f"its record names {foreign[0]}, which is not of this package")
+    timer = request.config.get("timer", {})
+    kept["timer"] = {**config.timer, **{key: timer[key] for key in ("name", "also") if key in timer}}
+    composed = copy.deepcopy(config)
+    for key, value in kept.items():
+        OmegaConf.update(composed, key, value, merge=False, force_add=True)
+    return composed
 
 
 def _check_launcher() -> None:
