@@ -12,16 +12,18 @@ import sweeps
 from attn_exp.commands.reproduce import main
 from attn_exp.commands.run import main as run
 from attn_exp.config.compose import compose_config, resolved_config
+from attn_exp.config.request import request_from_config
 from attn_exp.core.case.fields import case_from_config
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.errors import UserError
 from attn_exp.core.sheet.render import text_of
-from attn_exp.reproduce.confirmed import confirm, confirmed_page, sample
+from attn_exp.reproduce.confirmed import confirm, confirmed_page, records_of, sample
 from attn_exp.reproduce.figures import choose, read_file, read_published, runs
 from attn_exp.reproduce.judged import from_results, from_table, judge, verdict_of
 from attn_exp.results.read import read_folder
 from attn_exp.results.result import result_of
 from attn_exp.sweep.product import parsed_combinations
+from attn_exp.sweep.task_function import with_job
 
 ROOT = Path(__file__).resolve().parent.parent
 FIGURES = read_published()
@@ -275,6 +277,16 @@ def test_a_sweep_is_measured_again_with_the_configurations_of_its_records(measur
     assert "reproduce one.tar.xz rows=3" in (again / "command.txt").read_text()
     assert main(["multirun/one", "sweep=reproduce-one", "format=json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == shown[0]["rows"]
+
+
+@pytest.mark.parametrize("archive", sorted((ROOT / "results").glob("*/*/*.tar.xz")), ids=lambda path: path.name)
+def test_every_kept_sweep_can_be_measured_again(archive, tmp_path):
+    # On a CPU, which most of them do not fit; a record that cannot be composed is another mistake.
+    with records_of(str(archive)) as there:
+        for result in sample(there, 1):
+            config = compose_config(["device=cpu", "tracker=none"], "again")
+            request = request_from_config(resolved_config(with_job(config, result.record().request)), [])
+            assert (request.case, request.backend) == (result.case, result.record().request.backend)
 
 
 def test_what_a_record_of_somebody_else_names_is_neither_imported_nor_written_to(measured_sweep, capsys):

@@ -68,7 +68,7 @@ class RecordsTask(SessionTask):
         cases: dict[Any, list[Request]] = {}
         for record in self.records:
             try:
-                request = self.session.request(_with_job(config, record.request))
+                request = self.session.request(with_job(config, record.request))
             except UserError as error:
                 asked[record.request.job] = UserError(f"{record.request.label}: {error}")
                 continue
@@ -90,7 +90,7 @@ class RecordsTask(SessionTask):
         return math.inf
 
 
-def _with_job(config: DictConfig, request: Request) -> DictConfig:
+def with_job(config: DictConfig, request: Request) -> DictConfig:
     """Return this run's configuration with the job of a record. Raises UserError if the record names another class."""
     kept = {key: request.config[key] for key in OF_A_JOB if key in request.config and key in config}
     kept["backend"] = request.backend
@@ -100,7 +100,8 @@ def _with_job(config: DictConfig, request: Request) -> DictConfig:
     kept["timer"] = {**config.timer, **{key: timer[key] for key in ("name", "also") if key in timer}}
     composed = copy.deepcopy(config)
     for key, value in kept.items():
-        OmegaConf.update(composed, key, value, merge=False, force_add=True)
+        # Older records lack options of the compiler; a model or a backend has no others than its own.
+        OmegaConf.update(composed, key, value, merge=key == "compile", force_add=True)
     return composed
 
 
