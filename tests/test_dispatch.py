@@ -14,6 +14,7 @@ from attn_exp import dispatch
 from attn_exp.core.case.case import Case
 from attn_exp.core.dispatch_table import Bucket, DispatchTable, facts_of, write_table
 from attn_exp.core.errors import UserError
+from attn_exp.dispatch import dispatcher
 from attn_exp.worker.machine.environment import environment
 
 SDPA = F.scaled_dot_product_attention
@@ -215,6 +216,17 @@ def test_beyond_the_measured_shapes_it_says_so_once(picks):
     (said,) = [str(one.message) for one in seen]
     assert "s512" in said and "beyond all that was measured: q_len 512 (measured up to 128)" in said
     assert "auto (flash)" in said
+
+
+def test_a_length_within_a_known_eighth_octave_needs_no_case_of_its_own(picks, monkeypatch):
+    made, make = [], dispatcher._case
+    monkeypatch.setattr(
+        dispatcher, "_case", lambda q, k, *rest, **flags: made.append(k[2]) or make(q, k, *rest, **flags)
+    )
+    for length in range(104, 128):
+        q, k, v = qkv(length)
+        torch.testing.assert_close(picks.attention(q[:, :, -1:], k, v), SDPA(q[:, :, -1:], k, v))
+    assert made == [104, 112, 120]
 
 
 def test_a_choice_says_why(picks):

@@ -213,10 +213,6 @@ class Chooser:
         why = f"the nearest measured shape is {nearest.case.label()}"
         return Choice(label=self._of(nearest), how="nearest", why=why, bucket=nearest)
 
-    def is_measured(self, case: Case, mode: Mode) -> bool:
-        """Return whether the table has a bucket of exactly this case."""
-        return inexpressible(case) is None and (mode, self._key(case)) in self._exact
-
     def _key(self, case: Case) -> Case:
         return normalised(case if self._layout is None else replace(case, layout=self._layout))
 

@@ -46,8 +46,8 @@ _STEPS = 4
 class _Call:
     """How to call a backend: SDPA with an order of its backends, a function in their place, or SDPA as it is.
 
-    `name` names the call for Dynamo, which traces constants, and `flash` is whether PyTorch's flash kernel is in the
-    order.
+    `name` names the call for Dynamo, which traces constants, `flash` is whether PyTorch's flash kernel is in the order,
+    and `choice` is the table's, None for arguments that are no case.
     """
 
     name: str = _DEFAULT
@@ -55,6 +55,7 @@ class _Call:
     numbers: list[int] = field(default_factory=list)
     flash: bool = True
     function: Callable[..., torch.Tensor] | None = None
+    choice: Choice | None = None
 
 
 class Dispatcher(AbstractContextManager["Dispatcher"]):
@@ -74,8 +75,9 @@ class Dispatcher(AbstractContextManager["Dispatcher"]):
         self._device = table.fingerprint["device"]
         self._on_gpu = self._device == "cuda"
         self._layouts = len({bucket.case.layout for bucket in table.buckets}) > 1
+        self._lengths = {(bucket.case.q_len, bucket.case.kv_len) for bucket in table.buckets}
         self._calls: dict[Any, _Call] = {}
-        self._steps: dict[Any, Choice] = {}
+        self._steps: dict[Any, _Call] = {}
         self._backends: dict[str, Backend] = {}
         # Orders and functions by name. An attribute that is added changes nothing that Dynamo guards earlier graphs by.
         self._traceable = SimpleNamespace()
@@ -221,14 +223,34 @@ class Dispatcher(AbstractContextManager["Dispatcher"]):
         if len(self._calls) > _MOST_KEPT:
             self._calls.clear()
             self._steps.clear()
-        seen = (q, k, v, dtype, trains, heads_inside, is_causal, scale, enable_gqa)
-        case = _case(q, k, v, dtype, heads_inside=heads_inside, is_causal=is_causal, enable_gqa=enable_gqa)
-        call = _Call() if case is None else self._call(case, "training" if trains else "inference", scale)
-        self._calls[seen] = call
+        rest = (dtype, trains, heads_inside, is_causal, scale, enable_gqa)
+        step = self._step(q, k, v, rest)
+        call = self._steps.get(step)
+        # In decoding each length is new. A call of SDPA is that of its step of lengths, a function is made for its own.
+        if call is None or call.function is not None:
+            case = _case(q, k, v, dtype, heads_inside=heads_inside, is_causal=is_causal, enable_gqa=enable_gqa)
+            if case is None:
+                call = _Call()
+            else:
+                mode: Mode = "training" if trains else "inference"
+                known = call.choice if call is not None else None
+                choice = known or self._chooser.choice(case, mode)
+                call = replace(self._call(case, mode, scale, choice), choice=choice)
+            self._steps.setdefault(step, call)
+        self._calls[(q, k, v, *rest)] = call
         return call
 
-    def _call(self, case: Case, mode: Mode, scale: float | None) -> _Call:
-        choice = self._near(case, mode)
+    def _step(self, q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], rest: tuple[Any, ...]) -> Any:
+        """Return the arguments of a call with its lengths rounded down to an eighth octave, if they were not measured.
+
+        A choice between measured shapes takes milliseconds.
+        """
+        if not len(q) == len(k) == len(v) == 4 or (q[2], k[2]) in self._lengths:
+            return q, k, v, *rest
+        return "step", *((*sizes[:2], _stepped(sizes[2]), sizes[3]) for sizes in (q, k, v)), *rest
+
+    def _call(self, case: Case, mode: Mode, scale: float | None, choice: Choice) -> _Call:
+        """Return how to call what is chosen for a case, or the first after it that can compute it."""
         if choice.label is None:
             return _Call()
         if choice.beyond and choice.bucket is not None:
@@ -244,18 +266,6 @@ class Dispatcher(AbstractContextManager["Dispatcher"]):
             if (scale is None or scale == case.head_dim**-0.5) and backend.unsupported(case, self._device) is None:
                 return self._function(backend, case, mode)
         return _Call()
-
-    def _near(self, case: Case, mode: Mode) -> Choice:
-        """Return the choice for a case: its own if it was measured, else that of lengths within an eighth octave.
-
-        A choice between measured shapes takes milliseconds, and in decoding each length is new.
-        """
-        step = (mode, replace(case, q_len=_stepped(case.q_len), kv_len=_stepped(case.kv_len)))
-        if self._chooser.is_measured(case, mode):
-            return self._chooser.choice(case, mode)
-        if step not in self._steps:
-            self._steps[step] = self._chooser.choice(case, mode)
-        return self._steps[step]
 
     def _ordered(self, choice: Choice) -> list[str]:
         """Return the chosen label, and then the others of its bucket, the fastest first."""
