@@ -84,7 +84,7 @@ def main() -> None:
         with contextlib.suppress(OSError):
             os.fstat(number)
             continue
-        # What is written to a closed output is not taken for written.
+        # A write to a closed output has to fail.
         os.open(os.devnull, os.O_RDONLY if number == 1 else os.O_RDWR)
     sys.stdout, sys.stderr = sys.stdout or open(1, "w"), sys.stderr or open(2, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):

@@ -19,9 +19,9 @@ from attn_exp.core.case.masks import KINDS, NO_NUMBER
 
 # Heads of keys that are compared, from the first row of the batch.
 _HEADS = 8
-# Where kernels cut keys: the tiles of their loops.
+# The tiles of kernels' loops over keys, at whose ends mistakes cut.
 _TILES = (16, 32, 64, 128, 256)
-# What may be left out of scores (attn_exp/core/case/features.py).
+# The parts of scores that may be left out (attn_exp/core/case/features.py).
 _SCORES = ("softcap", "sink", "alibi", "bias")
 # Scores of the one head on which an inverted mask is tried.
 _MOST_SCORES = 1 << 26

@@ -112,7 +112,7 @@ def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
     return Request(
         job=f"{backend['name']}-{_identity(case, backend, measuring, compile_, config['caches'], device, source)}",
         sweep=config["sweep"],
-        # What shows models shows shards of them.
+        # A shard is a model of its own wherever models are shown.
         model=str(config["model"].get("name", "custom")) + (f"-tp{config['tp']}" if config["tp"] != 1 else ""),
         device=device,
         case=case,

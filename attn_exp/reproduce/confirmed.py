@@ -25,9 +25,9 @@ from attn_exp.results.result import Result
 
 # Rows that differ by less are the same for whoever chooses a backend.
 _EQUAL = math.log1p(0.01)
-# What may be the cause of another time: two hosts differ in more.
+# Facts that may explain another time; hosts differ in more.
 _CAUSES = REFUSED | {"driver", "cuda", "cudnn", "max_sm_clock_mhz", "max_memory_clock_mhz", "gpu_uuid"}
-# What a host gives a pass, with the difference that is worth a word, as a share and as such.
+# Measured conditions of a pass, with the difference that is worth a word, as a share and absolute.
 _GIVEN = (("clock_mhz", 0.01, 1.0), ("launch_share", 0.0, 0.05))
 # Ways to measure that give other numbers.
 _WAYS = REFUSED - {"power_limit_w", "method_version"}

@@ -86,7 +86,7 @@ class Attempt:
     own: OwnState | None = None
     # A function and tensors of the user's own in place of those that the request names.
     given: "tuple[Backend, Workload] | None" = None
-    # What other processes had of the GPU's memory when the job began, and how much there is.
+    # The GPU's memory that other processes held when the job began, and all that there is.
     others: tuple[int, int] | None = None
     # Seconds of stages that ended inside the current one.
     _inner_s: float = 0.0
@@ -156,7 +156,7 @@ class Attempt:
         reason = self.reason
         if self.status == "out_of_memory":
             now = memory_of_others() if machine.memory is None else machine.memory.of_others()
-            # Who has left by now was there before.
+            # A process that has ended since held memory, too.
             others = max(filter(None, (now, self.others)), default=None)
             added |= {} if others is None else {"memory_of_others": [*others]}
             reason = with_others(reason, others)

@@ -132,7 +132,7 @@ STATUSES: dict[Status, StatusInfo] = {
     ),
 }
 
-# Of what others took of a memory. Less may be of libraries that the job loaded: 0.9 GB of an H200 that was idle.
+# The memory that others must hold to be the cause. Libraries that the job loaded held 0.9 GB of an idle H200.
 _MUCH_BYTES = 1 << 30
 
 

@@ -71,7 +71,7 @@ def check_shorter(attempt: Attempt, machine: Machine, backend: Backend, workload
         with calls.scope():
             check.check(NORMAL)
     except Exception as error:
-        # What does not fit beside the case is not known.
+        # It stays unknown if there is no memory for it beside the case.
         if status_of(error, "")[0] != "out_of_memory":
             raise
 

@@ -20,7 +20,7 @@ class CudaMemory:
     """
 
     def __init__(self, taken: int | None = None) -> None:
-        # Of this process: its context. What libraries add later is counted as that of others.
+        # This process holds its context. Memory that libraries take later counts as that of others.
         self._own = None if taken is None else max(0, self.outside() - taken)
 
     def of_others(self) -> tuple[int, int] | None:
