@@ -14,6 +14,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from attn_exp.config.compose import is_dry_run
+from attn_exp.core.case.fields import case_columns
 from attn_exp.core.errors import UserError
 from attn_exp.core.record.record import Record
 from attn_exp.core.record.request import Request
@@ -22,14 +23,13 @@ from attn_exp.execution.capabilities import possible
 from attn_exp.execution.session import Session
 from attn_exp.results.store import done_record
 
-# What a record's configuration says of its job. All else (where results go, who measures, which profilers run) is this
-# run's own: a record may be somebody else's.
-OF_A_JOB = (
-    *("model", "dtype", "inputs", "compile", "caches", "passes", "seed", "regime", "l2", "batch", "seq_len", "q_len"),
-    *("kv_len", "embed_dim", "tp", "causal", "align", "window", "prefix", "chunk", "block", "softcap", "sink", "alibi"),
-    *("bias", "latent", "lengths", "kv_lengths", "page_size", "pages", "cache_dtype", "layout", "workload", "mlp_dim"),
+# The keys of a record's configuration that belong to its job. All others (where results go, who measures, which
+# profilers run) are this run's own: a record may be somebody else's.
+OF_A_JOB = {
+    *case_columns(),
+    *("model", "seq_len", "embed_dim", "tp", "inputs", "compile", "caches", "passes", "seed", "regime", "l2"),
     *("deterministic", "determinism", "accumulate", "gold"),
-)
+}
 
 
 @dataclass(frozen=True)
