@@ -24,8 +24,9 @@ from attn_exp.core.source import described, identity
 
 REGIMES = ("burst", "sustained")
 COMPILE_MODES = ("none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-L2_STATES = ("cold", "written")
-GOLDS = ("float32", "float64", "eager")
+# Keys whose values are true and false, and those with a list of values.
+_SWITCHES = ("deterministic", "determinism", "accumulate", "caches")
+_CHOICES = {"regime": REGIMES, "l2": ("cold", "written"), "gold": ("float32", "float64", "eager")}
 # Options that are younger than the identity, as every job has them that does not set them.
 _LATER = {"determinism": False, "accumulate": False, "gold": "float32"}
 # The regime in the identity of a job. `sustained` was the default of methods 1 to 4.
@@ -100,8 +101,6 @@ def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
         if not isinstance(status, str) or status not in STATUSES:
             near = nearest(str(status), STATUSES)
             raise UserError(f"stop_on={status} is no list of statuses: {near}write stop_on=[inaccurate]")
-    if not isinstance(config["caches"], bool):
-        raise UserError(f"caches={config['caches']} is neither true nor false")
     limit_mb = config["profiler_limit_mb"]
     if isinstance(limit_mb, bool) or not isinstance(limit_mb, (int, float)) or limit_mb <= 0:
         raise UserError(f"profiler_limit_mb={limit_mb} is not a positive number of megabytes")
@@ -129,7 +128,7 @@ def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
 
 
 def _check_whole(config: dict[str, Any]) -> None:
-    """Raise UserError if a group or key was deleted, or a group replaced by a single value."""
+    """Raise UserError if a group or key was deleted, a group replaced by a single value, or a value is no choice."""
     for key in _GROUPS:
         if not isinstance(config.get(key), dict):
             raise UserError(f"{key} cannot be removed or replaced by a value: choose {key}=NAME")
@@ -138,6 +137,12 @@ def _check_whole(config: dict[str, Any]) -> None:
     for group, key in _INSIDE:
         if key not in config[group]:
             raise UserError(f"{group} has no {key}: leave ~{group}.{key} out, or add {key} to its YAML")
+    for key in _SWITCHES:
+        if not isinstance(config[key], bool):
+            raise UserError(f"{key}={config[key]} is neither true nor false")
+    for key, choices in _CHOICES.items():
+        if config[key] not in choices:
+            raise UserError(f"{key}={config[key]} is not one of {', '.join(choices)}")
 
 
 def resolve_device(device: str, gpus: list[GpuInfo]) -> tuple[str, list[GpuInfo]]:
@@ -163,8 +168,6 @@ def _chosen_backend(config: dict[str, Any]) -> dict[str, Any]:
 
     Raises UserError for an option that the YAML of one of our backends does not declare.
     """
-    if not isinstance(config["deterministic"], bool):
-        raise UserError(f"deterministic={config['deterministic']} is neither true nor false")
     chosen = dict(config["backend"])
     chosen |= {"deterministic": True} if config["deterministic"] and "deterministic" in chosen else {}
     backend = named_backend(chosen)
@@ -256,17 +259,8 @@ def _measuring(config: dict[str, Any], device: str) -> Measuring:
         "gold": config["gold"],
         **config["stopping"],
     }
-    for name in ("determinism", "accumulate"):
-        if not isinstance(config[name], bool):
-            raise UserError(f"{name}={config[name]} is neither true nor false")
-    if config["regime"] not in REGIMES:
-        raise UserError(f"regime={config['regime']} is not one of {', '.join(REGIMES)}")
-    if config["gold"] not in GOLDS:
-        raise UserError(f"gold={config['gold']} is not one of {', '.join(GOLDS)}")
     if (gold := config["gold"]) != "float32" and config["workload"] != WORKLOADS[0]:
         raise UserError(f"gold={gold} is of attention alone: leave workload={config['workload']} or gold={gold} out")
-    if config["l2"] not in L2_STATES:
-        raise UserError(f"l2={config['l2']} is not one of {', '.join(L2_STATES)}")
     try:
         measuring = msgspec.convert(fields, Measuring)
     except msgspec.ValidationError as error:
