@@ -163,12 +163,19 @@ def test_a_dry_run_lists_and_starts_nothing(call, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"a_file", "newer.db"}
 
 
-@pytest.mark.parametrize("flag", [["--help"], ["--cfg", "job"], ["--info", "defaults"], ["-h"]])
-def test_questions_to_hydra_are_answered_and_start_nothing(call, tmp_path, flag):
+@pytest.mark.parametrize(
+    "flag", [["--help"], ["-h"], ["--cfg", "job"], ["--cfg=job"], ["-i", "defaults"], ["-sc", "install=fish"]]
+)
+def test_questions_to_hydra_are_answered_and_start_nothing(call, monkeypatch, tmp_path, flag):
+    started = []
+    monkeypatch.setattr("attn_exp.commands.run.start_ahead", started.append)
+    monkeypatch.setenv("COMP_LINE", "attn-exp backend=fl")
     code, out, err = call(*flag)
-    assert (code, err) == (0, "")
+    assert (code, err, started) == (0, "", [])
     assert out
     assert {path.name for path in tmp_path.iterdir()} == {"a_file", "newer.db"}
+    call("batch=0")
+    assert len(started) == 1
 
 
 def test_help_names_every_group_and_the_commands(call):
@@ -246,23 +253,16 @@ def test_the_same_command_again_keeps_all_and_a_dry_run_says_so(six, monkeypatch
     assert len(runs(folder)) == 7
 
 
-def test_one_case_without_a_name(tmp_path):
-    done = run("backend=flash", *QUICK, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    (sweep,) = (tmp_path / "multirun").iterdir()
-    assert records(tmp_path, sweep.name)["flash"].status == "ok"
-    assert [line[:8] for line in finished(done)] == ["[1/1] ok"]
-    assert done.stdout.splitlines()[-1].endswith(f"are in multirun/{sweep.name}")
+def test_cases_without_a_name_that_are_started_together_get_a_folder_each(tmp_path):
+    named = []
+    for process in [start("backend=flash", *QUICK, cwd=tmp_path) for _ in range(2)]:
+        done = subprocess.CompletedProcess([], 0, *process.communicate(timeout=280))
+        assert process.returncode == 0, done.stderr
+        assert [line[:8] for line in finished(done)] == ["[1/1] ok"]
+        named.append(done.stdout.splitlines()[-1].rpartition(" are in multirun/")[2])
+        assert [record.status for record in records(tmp_path, named[-1]).values()] == ["ok"]
+    assert sorted(named) == sorted(path.name for path in (tmp_path / "multirun").iterdir())
     assert not (tmp_path / "mlruns").exists()
-
-
-def test_two_sweeps_started_together_get_a_folder_each(tmp_path):
-    both = [start("-m", "backend=flash,cudnn", *QUICK, cwd=tmp_path) for _ in range(2)]
-    for process in both:
-        _, err = process.communicate(timeout=280)
-        assert process.returncode == 0, err
-    sweeps = list((tmp_path / "multirun").iterdir())
-    assert [len(list(sweep.glob(f"*/{FILE_NAME}"))) for sweep in sweeps] == [2, 2]
 
 
 def test_a_reader_who_leaves_does_not_hurt_the_sweep(tmp_path):
@@ -287,7 +287,8 @@ import os, sys
 from attn_exp.cli import main
 leave = os._exit
 def told(code):
-    heavy = [name for name in ("torch", "mlflow", "numpy", "pandas", "matplotlib") if name in sys.modules]
+    unused = ("torch", "mlflow", "numpy", "pandas", "matplotlib", "tabulate", "rich", "attn_exp.sweep.dry_run")
+    heavy = [name for name in unused if name in sys.modules]
     print(f"exit {code} heavy {heavy}", file=sys.stderr, flush=True)
     leave(code)
 os._exit = told

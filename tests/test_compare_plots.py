@@ -202,7 +202,9 @@ def test_a_senseless_chart_is_not_drawn(tmp_path):
     assert [chart.name for chart in charts(compare(sweeps.write(tmp_path / "bare", bare)))] == ["samples"]
 
 
-def test_files_are_the_same_every_time_and_pyplot_is_never_imported(folder, tmp_path):
+def test_the_command_writes_the_same_files_as_another_process_which_imports_no_pyplot(
+    folder, tmp_path, capsys, monkeypatch
+):
     code = (
         "import sys; from pathlib import Path; from attn_exp import compare\n"
         "from attn_exp.plots.all import write_charts\n"
@@ -211,17 +213,17 @@ def test_files_are_the_same_every_time_and_pyplot_is_never_imported(folder, tmp_
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout) == (0, "12\n"), ran.stderr
-    write_charts(compare(folder / "one"), tmp_path / "q")
+    monkeypatch.chdir(folder)
+    assert main(["one", "folder=.", "rows=3", f"plots={tmp_path / 'q'}"]) == 0
+    out, err = capsys.readouterr()
+    assert "flash" in out and err == f"12 plots are in {tmp_path / 'q'}\n"
+    assert {path.suffix for path in (tmp_path / "q").iterdir()} == {".svg", ".png"}
     for path in (tmp_path / "p").glob("*.svg"):
         assert path.read_text() == (tmp_path / "q" / path.name).read_text()
 
 
-def test_the_command_writes_them_and_says_where(folder, tmp_path, capsys, monkeypatch):
+def test_a_folder_that_cannot_be_made_for_them_is_one_sentence(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(folder)
-    assert main(["one", "folder=.", "rows=3", f"plots={tmp_path / 'p'}"]) == 0
-    out, err = capsys.readouterr()
-    assert "flash" in out and err == f"12 plots are in {tmp_path / 'p'}\n"
-    assert {path.suffix for path in (tmp_path / "p").iterdir()} == {".svg", ".png"}
     (tmp_path / "file").write_text("")
     assert main(["one", "folder=.", f"plots={tmp_path / 'file'}"]) == 2
     assert "cannot write plots" in capsys.readouterr().err

@@ -1,3 +1,4 @@
+import functools
 import itertools
 import re
 from dataclasses import replace
@@ -8,6 +9,7 @@ import torch
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
 
 from attn_exp.backends.base import load_backend
 from attn_exp.cli import dispatch
@@ -18,7 +20,8 @@ from attn_exp.core.catalogue import timers
 from attn_exp.core.conf import conf_folder
 from attn_exp.core.host import nvml
 from attn_exp.core.host.nvml import GpuInfo
-from attn_exp.sweep.product import parsed_combinations
+from attn_exp.execution.session import Session
+from attn_exp.sweep.product import Composer, parsed_combinations
 
 CONF = conf_folder()
 FILES = sorted(CONF.rglob("*.yaml"))
@@ -113,11 +116,15 @@ def test_heads_of_512_are_refused_with_the_dimensions_that_there_are(backend, mo
     assert refused is not None and re.search(r"512|grouped heads|latent keys", refused)
 
 
+@functools.cache
 def jobs_of(experiment):
+    """Return the cases of a sweep, composed as a sweep composes them: in a tenth of the time of Hydra's own way."""
+    loader = GlobalHydra.instance().hydra.config_loader
     given = [f"+experiment={experiment}", "device=cpu"]
-    params = compose("config", given, return_hydra_config=True).hydra.sweeper.params
-    swept = [f"{key}={values}" for key, values in params.items()]
-    return [request(*given, *words).case for words in parsed_combinations(swept)]
+    whole = loader.load_configuration("config", given, RunMode.MULTIRUN)
+    jobs = parsed_combinations([*given, *(f"{key}={values}" for key, values in whole.hydra.sweeper.params.items())])
+    composer = Composer(loader, whole, Session().request, jobs)
+    return [composer.request(words).case for words in jobs]
 
 
 @pytest.mark.parametrize("experiment", ["serving", "paged"])
@@ -139,9 +146,7 @@ def test_serving_is_what_servers_have_in_at_most_150_jobs():
 def test_the_sdpa_sweep_is_the_thirty_configurations():
     config = compose("config", ["+experiment=sdpa_sweep", "device=cpu"], return_hydra_config=True)
     assert config.hydra.mode.name == "MULTIRUN"
-    params = config.hydra.sweeper.params
-    axes = [[f"{key}={value}" for value in str(values).split(",")] for key, values in params.items()]
-    cases = [request("+experiment=sdpa_sweep", "device=cpu", *job).case for job in itertools.product(*axes)]
+    cases = jobs_of("sdpa_sweep")
     heads = {"q_heads": 16, "kv_heads": 16, "head_dim": 128, "value_dim": 128}
     wanted = {
         Case(batch=batch, q_len=length, kv_len=length, causal=causal, dtype="bfloat16", **heads)

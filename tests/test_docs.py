@@ -5,11 +5,9 @@ import importlib.util
 import re
 import shlex
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
-import cli
 import inprocess
 import pytest
 import sweeps
@@ -33,7 +31,6 @@ from attn_exp.core.record.flags import FLAGS
 from attn_exp.core.record.metrics import METRICS
 from attn_exp.core.record.window import Window
 from attn_exp.core.sheet import FORMATS
-from attn_exp.results.read import read_folder
 from attn_exp.results.table import csv_text
 from attn_exp.sweep.product import parsed_combinations
 
@@ -250,20 +247,20 @@ def command_of(name):
     return getattr(importlib.import_module(f"attn_exp.commands.{name}"), "COMMAND", replace(DUEL, examples=()))
 
 
-@pytest.mark.parametrize("words", printed(), ids=" ".join)
-def test_every_command_that_the_program_prints_works(words, tmp_path, monkeypatch):
+def test_every_command_that_the_program_prints_works(tmp_path, monkeypatch):
     typed = inprocess.typed(monkeypatch, tmp_path)
     monkeypatch.setattr(nvml, "list_gpus", lambda: [GPU])
-    if words[0] not in COMMANDS or words[0] == "run":
-        code, _, err = typed(
-            *(word for word in words if not re.fullmatch("run|[A-Z]+|dry_run=true", word)), "dry_run=true"
-        )
-        assert (code, err) == (0, "")
-        return
-    given = command_of(words[0]).parse(words[1:])
-    for combination in parsed_combinations(given.overrides) if words[0] in ("duel", "backends") else ():
-        rivals, shared = rivals_of(combination) if words[0] == "duel" else ({"a": []}, combination)
-        assert [resolved_config(compose_config([*own, *shared], "a")) for own in rivals.values()]
+    # Not a test for each: to look for them takes a second of each process that collects the tests.
+    for words in printed():
+        if words[0] not in COMMANDS or words[0] == "run":
+            chosen = [word for word in words if not re.fullmatch("run|[A-Z]+|dry_run=true", word)]
+            code, _, err = typed(*chosen, "dry_run=true")
+            assert (code, err) == (0, ""), words
+            continue
+        given = command_of(words[0]).parse(words[1:])
+        for combination in parsed_combinations(given.overrides) if words[0] in ("duel", "backends") else ():
+            rivals, shared = rivals_of(combination) if words[0] == "duel" else ({"a": []}, combination)
+            assert [resolved_config(compose_config([*own, *shared], "a")) for own in rivals.values()], words
 
 
 @pytest.mark.parametrize("arguments", of_command("duel"), ids=" ".join)
@@ -355,19 +352,6 @@ def test_every_file_and_target_of_a_command_is_there():
             assert words[1] in COMMANDS or "=" in words[1], words
         elif words[0] == "python" and words[1] != "-m":
             assert (ROOT / words[1]).exists(), words
-
-
-def test_the_backend_of_the_page_runs_in_a_worker(tmp_path):
-    # The worker has to find the module in the reader's folder; tests/test_docs_run.py runs it without a worker.
-    write_examples(tmp_path)
-    words = ("--config-dir", "my_conf", "backend=mine", *cli.QUICK, "sweep=a")
-    ran = subprocess.run(
-        [sys.executable, "-m", "attn_exp", *words],
-        cwd=tmp_path, env=cli.environment(), capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    (record,) = read_folder(tmp_path / "multirun" / "a").records()
-    assert (record.status, record.reason, record.request.backend["name"]) == ("ok", None, "mine")
 
 
 def message_texts():

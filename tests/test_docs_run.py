@@ -197,9 +197,9 @@ def test_every_overview_prints(overviews, arguments):
     assert code == 0 and "flash" in out
 
 
-# The help, one of each way to say a duel: one case, several, and a backend from a folder. tests/test_docs.py composes
-# them all.
-DUELS = {tuple(word for word in words if word.startswith("-")): words for words in run_here("duel")}
+# The help, a duel of several cases, and one of a backend from a folder. tests/test_docs.py composes them all, and
+# tests/test_duel.py has those of one case.
+DUELS = {tuple(flags): words for words in run_here("duel") if (flags := [word for word in words if word[0] == "-"])}
 
 
 @pytest.mark.parametrize("arguments", [*DUELS.values(), ()], ids=" ".join)

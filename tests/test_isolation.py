@@ -100,15 +100,6 @@ def test_an_interrupt_before_the_first_job_leaves_nothing(tmp_path):
     assert left_behind(tmp_path) == []
 
 
-@pytest.mark.parametrize("isolation", ["fresh", "none"])
-def test_the_other_isolations_measure_the_same_jobs(tmp_path, isolation):
-    done = run("-m", "backend=eager,flash,cudnn", f"isolation={isolation}", "sweep=x", *QUICK, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    statuses = {name: record.status for name, record in records(tmp_path, "x").items()}
-    assert statuses == {"eager": "ok", "flash": "ok", "cudnn": "unsupported"}
-    assert left_behind(tmp_path) == []
-
-
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     """A sweep of two jobs, and the command that measured it."""

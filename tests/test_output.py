@@ -8,12 +8,12 @@ import pytest
 import sweeps
 
 
-@pytest.mark.parametrize(("output", "code"), [(">/dev/full", 1), (">&-", 1), ("| head -c 1 >/dev/null", 0)])
-def test_a_command_says_that_its_results_are_not_written(output, code, tmp_path):
+@pytest.mark.parametrize("output", [">/dev/full", ">&-"])
+def test_a_command_says_that_its_results_are_not_written(output, tmp_path):
     sweeps.write(tmp_path / "multirun" / "a", [sweeps.job("flash", 100), sweeps.job("cudnn", 80)])
     command = f"{sys.executable} -m attn_exp compare a {output}"
     done = subprocess.run(
         ["bash", "-c", command], cwd=tmp_path, env=cli.environment(), capture_output=True, text=True, check=False
     )
-    assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
-    assert ("standard output cannot be written: " in done.stderr) == bool(code)
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+    assert "standard output cannot be written: " in done.stderr

@@ -145,20 +145,3 @@ def test_the_completion_can_be_installed(bin_, tmp_path):
     done = told(bin_ / "attn-exp", "-sc", "install=bash", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.rstrip().endswith("complete -o nospace -o default -F hydra_bash_completion attn-exp")
-
-
-@pytest.mark.parametrize(
-    "question", [["-sc", "install=fish"], ["--help"], ["--cfg", "job"], ["-i", "defaults"], ["--cfg=job"]]
-)
-def test_a_question_starts_no_worker(monkeypatch, tmp_path, question):
-    from inprocess import typed
-
-    started = []
-    call = typed(monkeypatch, tmp_path)
-    monkeypatch.setattr("attn_exp.commands.run.start_ahead", started.append)
-    monkeypatch.setenv("COMP_LINE", "attn-exp backend=fl")
-    code, out, _ = call(*question)
-    assert (code, started) == (0, [])
-    assert out
-    call("batch=0")
-    assert len(started) == 1

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from cli import QUICK, complaints, run
+from cli import QUICK, complaints, left_behind, run
 
 from attn_exp.core.record.file import FILE_NAME
 from attn_exp.core.record.record import Record
@@ -139,9 +139,14 @@ def test_a_record_of_another_method_is_measured_again_and_kept(s: Path) -> None:
 
 
 def test_fresh_jobs_are_marked_as_measured_apart_and_those_of_this_process_take_turns(home: Path) -> None:
-    fresh = sweep(home, "backend=flash,math", "isolation=fresh", "sweep=fresh")
+    made = {name: sweep(home, "backend=flash,cudnn,math", f"isolation={name}", f"sweep={name}")
+            for name in ("fresh", "none")}  # fmt: skip
+    for records in made.values():
+        statuses = {record.request.backend["name"]: record.status for record in records}
+        assert statuses == {"flash": "ok", "cudnn": "unsupported", "math": "ok"}
+    assert left_behind(home) == []
+    fresh, none = ([of(records, name) for name in ("flash", "math")] for records in made.values())
     assert all("apart" in record.flags and base(record) is None for record in fresh)
-    none = sweep(home, "backend=flash,math", "isolation=none", "sweep=none")
     assert not any("apart" in record.flags for record in none)
     assert base(none[0]) == base(none[1]) is not None
 

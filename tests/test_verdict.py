@@ -227,12 +227,12 @@ def test_equal_rivals_are_rarely_called_different(kind):
     assert statistics.fmean(with_delta) <= 0.01
 
 
-def stopped(rng, kind, effect, count):
-    """`count` duels with noise of 0.3 to 1 % a block, each until its ratio is known to 0.5 %, in 7 to 40 rounds."""
+def stopped(rng, kind, count):
+    """`count` duels of equals, noise of 0.3 to 1 % a block, until the ratio is known to 0.5 %, in 7 to 40 rounds."""
     found = []
     for index in range(count):
         series = drift.draw(rng, kind, 80, block_sd=(0.003, 0.005, 0.01)[index % 3])
-        a, b = drift.medians(drift.run(series, drift.interleaved(2, 40), [100.0, 100.0 * (1 + effect)]))
+        a, b = drift.medians(drift.run(series, drift.interleaved(2, 40), [100.0, 100.0]))
         ratios = [time_b / time_a for time_a, time_b in zip(a, b, strict=True)]
         rounds = next((n for n in range(7, 40) if log_half_width(ratios[:n]) <= 0.005), 40)
         found.append(compare_pair(a[:rounds], b[:rounds], MARGIN_FLOOR))
@@ -240,18 +240,9 @@ def stopped(rng, kind, effect, count):
 
 
 @pytest.mark.parametrize("kind", CALM_AND_NOT)
-def test_three_percent_is_found(kind):
-    """In all of 150 duels, which take 24 to 26 rounds on average."""
-    found = stopped(np.random.default_rng(31), kind, 0.03, 150)
-    assert sum(each.verdict == "faster" for each in found) / 150 >= 0.98
-    assert not any(each.verdict in ("slower", "equivalent") for each in found)
-    assert statistics.fmean(each.rounds for each in found) <= 28
-
-
-@pytest.mark.parametrize("kind", CALM_AND_NOT)
 def test_stopping_when_the_ratio_is_precise_costs_little(kind):
     """Looking after each round whether to stop favours intervals that chance made narrow."""
-    found = stopped(np.random.default_rng(61), kind, 0.0, 150)
+    found = stopped(np.random.default_rng(61), kind, 150)
     assert sum(each.low > 0 or each.high < 0 for each in found) / 150 <= 0.05
     assert called(found) <= 0.01
     assert sum(each.verdict == "equivalent" for each in found) / 150 >= 0.85
