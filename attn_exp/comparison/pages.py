@@ -26,7 +26,7 @@ _FEWER = "means over fewer cases may leave out the slow ones"
 
 def rivals_page(rivals: Rivals) -> Page:
     """Return the page of a sweep's backends, ranked case by case."""
-    shared = shared_values([row.cell for row in rivals.rows])
+    shared = shared_values(rivals.rows)
     sheets = [rivals.sheet(), *_means_sheet(rivals), *_ties_sheet(rivals.ties)]
     about = about_part(rivals) | {
         "kind": "rivals",
@@ -61,7 +61,7 @@ def end_page(rivals: Rivals) -> Page:
     """Return what a sweep prints at its end: the answer, what all jobs share, and why some have no number."""
     cells = [row.cell for row in rivals.rows]
     devices = sorted({cell.result.device_name for cell in cells} - {""})
-    lines = (", ".join(filter(None, [*devices, shared_line(shared_values(cells))])),)
+    lines = (", ".join(filter(None, [*devices, shared_line(shared_values(rivals.rows))])),)
     notes = (*flag_notes(flag for cell in cells for flag in cell.flags), *reasons(cells))
     return Page({}, lines, (), notes, headline=_headline(rivals))
 
@@ -101,7 +101,7 @@ def _means_sheet(rivals: Rivals) -> list[Sheet]:
 
 def changes_page(changes: Changes) -> Page:
     """Return the page of changes: verdicts, the most urgent first, differences between environments, and duels."""
-    shared = shared_values([row.cell for row in changes.rows])
+    shared = shared_values(changes.rows)
     about = about_part(changes) | {
         "kind": "changes",
         "old_sweeps": changes.old,
@@ -123,7 +123,7 @@ def changes_page(changes: Changes) -> Page:
 
 def history_page(history: History) -> Page:
     """Return the page of trends, those that changed level first, with what changed in the environment."""
-    shared = shared_values([row.cell for row in history.rows])
+    shared = shared_values(history.rows)
     names = [sweep.name for sweep in history.sweeps]
     notes = [_turn_note(row, names) for row in history.rows if row.turns] + list(history.notes)
     about = about_part(history) | {"kind": "history", "shared": shared}
@@ -341,7 +341,7 @@ def answer_in_brief(rivals: Rivals) -> str:
 
 def shared_in_brief(rivals: Rivals) -> str:
     """Return what all rows share, as Markdown; the report has the tables."""
-    shared = safe(shared_line(shared_values([row.cell for row in rivals.rows])))
+    shared = safe(shared_line(shared_values(rivals.rows)))
     return f"All cases: {shared}." if shared else ""
 
 
