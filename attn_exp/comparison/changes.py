@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from attn_exp.comparison.columns import NAMES, case_pairs, row_sheet
-from attn_exp.comparison.comparison import Comparison, case_order, summarize_sweep
-from attn_exp.comparison.environment import differences
+from attn_exp.comparison.comparison import Comparison, case_order
+from attn_exp.comparison.environment import differences, incomparable
 from attn_exp.comparison.join import Pair, joined, nothing_in_common, run_key
 from attn_exp.comparison.ratio import Spreads, gain, uncertainty
 from attn_exp.core.errors import UserError
@@ -174,12 +174,7 @@ def compare_sweeps(
     unequal = differences(
         (before.result, after.result) for before, after in pairs if before and after and before.value and after.value
     )
-    unlike = [difference for difference in unequal if difference.refuses]
-    if unlike and not anyway:
-        raise UserError(
-            f"{_names(new)} and {_names(old)} cannot be compared ({'; '.join(map(str, unlike))}): "
-            "choose cells with where=, or type anyway=true to compare them nevertheless"
-        )
+    unlike = incomparable(unequal, f"{_names(new)} and {_names(old)}", anyway=anyway)
     runs: dict[Any, list[Cell]] = defaultdict(list)
     for cell in sorted(cells_old, key=lambda cell: cell.result.finished_at):
         runs[run_key(cell)].append(cell)
@@ -189,7 +184,7 @@ def compare_sweeps(
     rows.sort(key=lambda row: (VERDICTS.index(row.verdict), *case_order(row.cell)))
     return Changes(
         metric=metric,
-        sweeps=tuple(summarize_sweep(sweep) for sweep in (*old, *new)),
+        sweeps=(*old, *new),
         differences=unequal,
         notes=(
             *notes,
@@ -201,7 +196,6 @@ def compare_sweeps(
             *(f"compared nevertheless (anyway=true): {reason}, in {reason.cells} cells" for reason in unlike),
             *kernel_notes(rows),
         ),
-        broken=tuple(sentence for sweep in (*old, *new) for sentence in sweep.broken),
         rows=tuple(rows),
         margin=margin,
         old=len(old),

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from attn_exp.comparison.columns import NAMES, case_pairs, row_sheet
-from attn_exp.comparison.comparison import Comparison, case_order, summarize_sweep
-from attn_exp.comparison.environment import Difference, differences
+from attn_exp.comparison.comparison import Comparison, case_order
+from attn_exp.comparison.environment import Difference, differences, incomparable
 from attn_exp.comparison.join import latest, method_key
 from attn_exp.comparison.ratio import Spreads
 from attn_exp.core.errors import UserError
@@ -220,12 +220,7 @@ def compare_history(
         raise UserError(f"no cell has a {metric} above zero in any of these sweeps: choose another metric=, or where=")
     steps = [_step(series, at) for at in range(1, len(ordered))]
     unequal = tuple(dict.fromkeys(difference for step in steps for difference in step))
-    unlike = [difference for difference in unequal if difference.refuses]
-    if unlike and not anyway:
-        raise UserError(
-            f"these sweeps cannot be compared ({'; '.join(dict.fromkeys(map(str, unlike)))}): "
-            "choose cells with where=, or type anyway=true to compare them nevertheless"
-        )
+    incomparable(unequal, "these sweeps", anyway=anyway)
     trends = _trends(series, metric, spreads, steps)
     few = sum(trend.n < FEWEST for trend in trends)
     sentences = [f"{few} cells have fewer than {FEWEST} values, too few to detect a change of level"] if few else []
@@ -236,10 +231,9 @@ def compare_history(
     ]
     return History(
         metric=metric,
-        sweeps=tuple(summarize_sweep(sweep) for sweep in ordered),
+        sweeps=tuple(ordered),
         differences=unequal,
         notes=tuple(sentences),
-        broken=tuple(sentence for sweep in ordered for sentence in sweep.broken),
         rows=tuple(sorted(trends, key=lambda trend: (not trend.turns, not trend.lost, *case_order(trend.cell)))),
     )
 

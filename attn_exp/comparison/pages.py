@@ -9,6 +9,7 @@ from typing import Any
 from attn_exp.comparison.changes import Changes
 from attn_exp.comparison.columns import shared_values
 from attn_exp.comparison.comparison import Comparison
+from attn_exp.comparison.environment import environment_summary
 from attn_exp.comparison.history import History, Trend
 from attn_exp.comparison.rivals import Rivals
 from attn_exp.core.record.flags import FLAGS, flag_notes
@@ -17,7 +18,7 @@ from attn_exp.core.sheet.sheet import MARK, Column, Headline, Page, Sheet, Tone,
 from attn_exp.core.text import printable
 from attn_exp.results.cell import Cell
 from attn_exp.results.duel_command import Duel
-from attn_exp.results.read import counted_of
+from attn_exp.results.read import Sweep, counted_of
 from attn_exp.results.result import Result
 from attn_exp.results.table import opinion_notes
 
@@ -51,7 +52,7 @@ def rivals_page(rivals: Rivals) -> Page:
         *_row_notes([row.cell for row in rivals.rows]),
     ]
     headline = _headline(rivals)
-    count, runs = sum(sweep.records for sweep in rivals.sweeps), len(rivals.sweeps)
+    count, runs = sum(len(sweep.results) for sweep in rivals.sweeps), len(rivals.sweeps)
     pooled = f"{count} records of {runs} sweeps are pooled; against=SWEEP compares one with another"
     lines = (*head_lines(rivals), pooled if runs > 1 else "", shared_line(shared))
     return Page(about, lines, tuple(sheets), tuple(notes), headline=headline)
@@ -129,7 +130,7 @@ def history_page(history: History) -> Page:
     about = about_part(history) | {"kind": "history", "shared": shared}
     lines = head_lines(history)
     if len(lines) > 4:
-        span = f"{day(history.sweeps[0].ended_at)} to {day(history.sweeps[-1].ended_at)}"
+        span = f"{day(history.sweeps[0].when)} to {day(history.sweeps[-1].when)}"
         devices = ", ".join(sorted({device for sweep in history.sweeps for device in sweep.devices}))
         lines = [f"{len(names)} sweeps, {names[0]} to {names[-1]}, {span}, {devices}"]
     turned = sum(bool(row.turns) for row in history.rows)
@@ -183,9 +184,10 @@ def detailed(page: Page, comparison: Comparison, cells: Sequence[Cell]) -> Page:
 def _missing(comparison: Comparison) -> list[str]:
     """Return a sentence for each sweep that lacks jobs that its command is for."""
     return [
-        f"{run.name}: {run.planned - run.records} of {run.planned} jobs have no record yet; its command measures them"
+        f"{run.name}: {run.planned - len(run.results)} of {run.planned} jobs have no record yet; its command measures "
+        "them"
         for run in comparison.sweeps
-        if run.planned is not None and run.planned > run.records
+        if run.planned is not None and run.planned > len(run.results)
     ]
 
 
@@ -226,7 +228,7 @@ def _statuses(cells: Sequence[Cell]) -> list[Sheet]:
 
 def _environments(comparison: Comparison) -> list[Sheet]:
     """A row per property and a column per sweep; differences first."""
-    by_sweep = [dict(sweep.environment) for sweep in comparison.sweeps]
+    by_sweep = [environment_summary(sweep.results) for sweep in comparison.sweeps]
     names = sorted({name for values in by_sweep for name in values})
     rows = [(name, *(values.get(name, "") for values in by_sweep)) for name in names]
     unlike = [len(set(row[1:])) > 1 for row in rows]
@@ -259,11 +261,11 @@ def about_part(comparison: Comparison) -> dict[str, Any]:
             {
                 "name": sweep.name,
                 "place": sweep.place,
-                "records": sweep.records,
+                "records": len(sweep.results),
                 "planned": sweep.planned,
-                "devices": list(sweep.devices),
-                "torch": list(sweep.versions),
-                "ended_at": day(sweep.ended_at),
+                "devices": sweep.devices,
+                "torch": _torches(sweep),
+                "ended_at": day(sweep.when),
             }
             for sweep in comparison.sweeps
         ],
@@ -272,15 +274,19 @@ def about_part(comparison: Comparison) -> dict[str, Any]:
     }
 
 
+def _torches(sweep: Sweep) -> list[str]:
+    return sorted({str(result.environment.get("versions", {}).get("torch", "")) for result in sweep.results} - {""})
+
+
 def head_lines(comparison: Comparison) -> list[str]:
     """Return a line per sweep: its name, number of records, device and date."""
     return [
         ", ".join(
             [
-                f"{sweep.name}: {counted_of(sweep.records, sweep.planned, 'record')}",
+                f"{sweep.name}: {counted_of(len(sweep.results), sweep.planned, 'record')}",
                 *sweep.devices,
-                *(f"torch {version}" for version in sweep.versions),
-                day(sweep.ended_at),
+                *(f"torch {version}" for version in _torches(sweep)),
+                day(sweep.when),
             ]
         )
         for sweep in comparison.sweeps

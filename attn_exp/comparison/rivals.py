@@ -10,7 +10,7 @@ from typing import Any
 
 from attn_exp.comparison.answer_table import answer_table
 from attn_exp.comparison.columns import NAMES, case_pairs, row_sheet, value_pairs
-from attn_exp.comparison.comparison import Comparison, SweepSummary, summarize_sweep
+from attn_exp.comparison.comparison import Comparison
 from attn_exp.comparison.fastest import Answer, answer_of
 from attn_exp.comparison.join import WAYS, comparable_groups, latest
 from attn_exp.comparison.ranking import Ranking, by_group, is_label, is_tie, open_pair, ranked, winners
@@ -182,16 +182,14 @@ def compare_rivals(
         return [row for rows in ranks for row in rows]
 
     rows = ranking(Settlements())
-    summaries = tuple(summarize_sweep(sweep) for sweep in sweeps)
     ties = _ties(rows, metric)
     if ties and (settlements := duels_of()):
         rows = ranking(settlements)
         ties = _ties(rows, metric)
-    answer = answer_of(rows, metric, spreads, ties, settling(summaries))
+    answer = answer_of(rows, metric, spreads, ties, settling(sweeps))
     return Rivals(
         metric=metric,
-        sweeps=summaries,
-        broken=tuple(sentence for sweep in sweeps for sentence in sweep.broken),
+        sweeps=tuple(sweeps),
         notes=(
             *([_POWER] if metric.kind.of_power and answer.ties else ()),
             *([_SAME] if any(row.kernel for row in rows) else ()),
@@ -234,14 +232,14 @@ def _apart(groups: Sequence[Sequence[Cell]]) -> list[str]:
     return [f"rivals of {apart} cases ran on different GPUs of one model, which may differ by 2 %"] if apart else []
 
 
-def comparing(sweeps: Sequence[SweepSummary]) -> str:
+def comparing(sweeps: Sequence[Sweep]) -> str:
     """Return the command that compares the only sweep of a comparison; empty if it is not in a folder."""
     if len(sweeps) != 1 or not Path(sweeps[0].place).is_dir():
         return ""
     return shlex.join(["attn-exp", "compare", *sweep_words(Path(sweeps[0].place))])
 
 
-def settling(sweeps: Sequence[SweepSummary]) -> str:
+def settling(sweeps: Sequence[Sweep]) -> str:
     """Return the command that runs the duels of the only sweep of a comparison; empty if it is not in a folder."""
     command = comparing(sweeps)
     return command and f"{command} settle=true"
