@@ -13,7 +13,7 @@ from attn_exp.comparison.comparison import Comparison
 from attn_exp.comparison.history import History, compare_history
 from attn_exp.comparison.ratio import Spreads
 from attn_exp.comparison.rivals import Rivals, compare_rivals
-from attn_exp.comparison.settled import Settlements, read_duels
+from attn_exp.comparison.settled import Settlements
 from attn_exp.core.case.filter import Filter, typed_lists
 from attn_exp.core.errors import UserError
 from attn_exp.core.stats.paired import MARGIN_FLOOR
@@ -106,7 +106,7 @@ def compare_read(choice: Choice, sweeps: Sequence[Sweep], against: Sequence[Swee
             by=choice.by,
             show=choice.show,
             notes=_basis(spreads, results),
-            duels_of=lambda: Settlements(read_duels(homes(new))),
+            duels_of=lambda: Settlements(homes(new)),
         )
     return sorted_rows(comparison, choice.sort) if choice.sort else comparison
 
