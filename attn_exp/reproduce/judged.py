@@ -124,15 +124,11 @@ def _judged(figure: Figure, candidates: Sequence[Measured]) -> Judged:
     ]
     if figure.backend is None or not fitting:
         return Judged(figure, None)
+    # Of several that are equal, the latest: `max` returns the first.
     best = max(
-        enumerate(fitting),
-        key=lambda pair: (
-            pair[1].time_us is not None,
-            same_gpu(figure, pair[1].gpu),
-            -len(_differing(figure, pair[1])),
-            pair[0],
-        ),
-    )[1]
+        reversed(fitting),
+        key=lambda one: (one.time_us is not None, same_gpu(figure, one.gpu), -len(_differing(figure, one))),
+    )
     differs = "; ".join(_differing(figure, best))
     if best.time_us is None:
         return Judged(figure, best, differs=differs)
