@@ -14,13 +14,12 @@ from attn_exp.comparison.history import History, compare_history
 from attn_exp.comparison.ratio import Spreads
 from attn_exp.comparison.rivals import Rivals, compare_rivals
 from attn_exp.comparison.settled import Settlements
-from attn_exp.core.case.filter import Filter, typed_lists
 from attn_exp.core.errors import UserError
 from attn_exp.core.stats.paired import MARGIN_FLOOR
 from attn_exp.results.baselines import runs_of
 from attn_exp.results.calibration import device_key, margin_for
 from attn_exp.results.cell import Cell, cells_of, metric_of
-from attn_exp.results.fields import FIELDS, distinct, fields, getter, sortable
+from attn_exp.results.fields import distinct, fields, getter, kept_by, sortable
 from attn_exp.results.read import Sweep, read_folder, sweep_folders
 from attn_exp.results.result import Result, by_options, by_source
 from attn_exp.results.there import sweeps_in
@@ -145,17 +144,7 @@ def chosen(cells: Sequence[Cell], expression: str) -> list[Cell]:
 
     Raises UserError if the expression is invalid, names an unknown field, or holds for no cell.
     """
-    known = fields(cells)
-
-    def values(name: str) -> list[Any]:
-        return [value for value in distinct(map(typed_lists(known[name]), cells)) if value is not None]
-
-    filter_ = Filter(expression, known, values, FIELDS)
-    test = filter_.test()
-    kept = [cell for cell in cells if test(cell)]
-    if not kept:
-        raise UserError(f"{filter_.shown} matches none of the {len(cells)} cells: relax it")
-    return kept
+    return kept_by(expression, cells, fields(cells))
 
 
 def labelled(sweeps: Sequence[Sweep], *, pairs: bool = False) -> list[Sweep]:
