@@ -74,6 +74,7 @@ def compare_read(choice: Choice, sweeps: Sequence[Sweep], against: Sequence[Swee
         raise UserError(f"{', '.join(sweep.name for sweep in together)} has no record that can be read: see {see}")
     metric = metric_of(choice.metric, results)
     spreads = spreads_for(results, choice.spread)
+    notes = _basis(spreads, results)
     pairs = bool(against) and not choice.history
     cells = [cells_of(sweep.results, metric, turns=choice.spread is None) for sweep in together]
     chosen_cells = _filtered(cells, choice.where, pairs=pairs)
@@ -85,15 +86,7 @@ def compare_read(choice: Choice, sweeps: Sequence[Sweep], against: Sequence[Swee
     elif against:
         margin = choice.margin or choice.fail_if_slower or MARGIN
         comparison = compare_sweeps(
-            old,
-            new,
-            cells_old,
-            cells_new,
-            metric,
-            spreads,
-            margin=margin,
-            anyway=choice.anyway,
-            notes=_basis(spreads, results),
+            old, new, cells_old, cells_new, metric, spreads, margin=margin, anyway=choice.anyway, notes=notes
         )
     else:
         comparison = compare_rivals(
@@ -104,7 +97,7 @@ def compare_read(choice: Choice, sweeps: Sequence[Sweep], against: Sequence[Swee
             baseline=choice.baseline,
             by=choice.by,
             show=choice.show,
-            notes=_basis(spreads, results),
+            notes=notes,
             duels_of=lambda: Settlements(homes(new)),
         )
     return sorted_rows(comparison, choice.sort) if choice.sort else comparison

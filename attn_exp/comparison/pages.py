@@ -163,7 +163,7 @@ def detailed(page: Page, comparison: Comparison, cells: Sequence[Cell]) -> Page:
     """Return the page with its details and the notes that they make redundant."""
     results = list({id(cell.result): cell.result for cell in cells}.values())
     flags = [flag for result in results for flag in result.flags]
-    sheets = [*_flags(Counter(flags)), *_statuses(cells), *_environments(comparison)]
+    sheets = (_flags(Counter(flags)), _statuses(results), _environments(comparison))
     redundant = [*flag_notes(flags), *reasons(cells), *differing_notes(comparison)]
     warnings = (
         *page.headline.warnings,
@@ -174,7 +174,7 @@ def detailed(page: Page, comparison: Comparison, cells: Sequence[Cell]) -> Page:
     )
     return replace(
         page,
-        details=tuple(sheets),
+        details=tuple(sheet for sheet in sheets if sheet.rows),
         detailed=frozenset(redundant),
         headline=replace(page.headline, warnings=warnings),
         made_by=tuple(dict.fromkeys(sweep.command for sweep in comparison.sweeps if sweep.command)),
@@ -200,47 +200,34 @@ def _failed(results: Sequence[Result]) -> list[str]:
     return [f"{counts.total()} of {len(results)} jobs have no result ({each})"]
 
 
-def _flags(counts: Counter[str]) -> list[Sheet]:
-    if not counts:
-        return []
+def _flags(counts: Counter[str]) -> Sheet:
     columns = (Column("flag", "flag"), Column("jobs", "jobs"), Column("says", "meaning"))
     rows = [(name, counts[name], FLAGS.get(name, ("", ""))[1]) for name in sorted(counts)]
-    return [Sheet("flags", "flags", columns, tuple(rows))]
+    return Sheet("flags", "flags", columns, tuple(rows))
 
 
 _BAD: tuple[Tone, ...] = ("bad",)
 
 
-def _statuses(cells: Sequence[Cell]) -> list[Sheet]:
-    results = {id(cell.result): cell.result for cell in cells}.values()
+def _statuses(results: Sequence[Result]) -> Sheet:
     counts = Counter((job.status, job.label, job.reason or "") for job in results if job.status != "ok")
-    if not counts:
-        return []
-    columns = (
-        Column("status", "status"),
-        Column("backend", "backend"),
-        Column("jobs", "jobs"),
-        Column("reason", "reason"),
-    )
+    columns = tuple(Column(name, name) for name in ("status", "backend", "jobs", "reason"))
     rows = [(status, label, counts[status, label, reason], reason) for status, label, reason in sorted(counts)]
-    return [Sheet("statuses", "jobs without a result", columns, tuple(rows), _BAD * len(rows))]
+    return Sheet("statuses", "jobs without a result", columns, tuple(rows), _BAD * len(rows))
 
 
-def _environments(comparison: Comparison) -> list[Sheet]:
+def _environments(comparison: Comparison) -> Sheet:
     """A row per property and a column per sweep; differences first."""
     by_sweep = [environment_summary(sweep.results) for sweep in comparison.sweeps]
-    names = sorted({name for values in by_sweep for name in values})
+    names = {name for values in by_sweep for name in values}
     rows = [(name, *(values.get(name, "") for values in by_sweep)) for name in names]
-    unlike = [len(set(row[1:])) > 1 for row in rows]
+    rows.sort(key=lambda row: (len(set(row[1:])) == 1, row[0]))
     columns = (
         Column("name", "environment"),
         *(Column(f"sweep{index}", sweep.name) for index, sweep in enumerate(comparison.sweeps)),
     )
-    ordered = sorted(zip(rows, unlike, strict=True), key=lambda pair: (not pair[1], pair[0][0]))
-    tones: list[Tone] = ["open" if differs else "" for _, differs in ordered]
-    return (
-        [Sheet("environment", "environment", columns, tuple(row for row, _ in ordered), tuple(tones))] if rows else []
-    )
+    tones: list[Tone] = ["open" if len(set(row[1:])) > 1 else "" for row in rows]
+    return Sheet("environment", "environment", columns, tuple(rows), tuple(tones))
 
 
 def _ties_sheet(ties: Sequence[Duel]) -> list[Sheet]:
