@@ -39,10 +39,9 @@ def sorted_rows(comparison: Comparison, word: str) -> Comparison:
 
     Raises UserError if there is no such field.
     """
-    assert isinstance(comparison, (Rivals, Changes, History))
     name, down = word.removeprefix("-"), word.startswith("-")
     own = _OWN[type(comparison)]
-    rows: tuple[Any, ...] = comparison.rows
+    rows = comparison.rows
     if name in own:
         get = own[name]
     else:
@@ -53,8 +52,7 @@ def sorted_rows(comparison: Comparison, word: str) -> Comparison:
 
     present = [row for row in rows if get(row) is not None]
     missing = [row for row in rows if get(row) is None]
-    changed: Any = {"rows": (*sorted(present, key=lambda row: sortable(get(row)), reverse=down), *missing)}
-    return replace(comparison, **changed)
+    return replace(comparison, rows=(*sorted(present, key=lambda row: sortable(get(row)), reverse=down), *missing))
 
 
 def compare_read(choice: Choice, sweeps: Sequence[Sweep], against: Sequence[Sweep] = ()) -> Comparison:

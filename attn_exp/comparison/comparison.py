@@ -14,6 +14,7 @@ from attn_exp.core.sheet.web import html_table
 from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.fields import sortable
 from attn_exp.results.read import Sweep
+from attn_exp.results.result import Result
 
 if TYPE_CHECKING:
     import pandas
@@ -27,11 +28,13 @@ _NAMES = 4
 class Comparison(ABC):
     """A comparison, computed once; tables, files and plots only show it.
 
-    `notes` are sentences for the reader, and `differences` are the differences between the environments.
+    `rows` have a `cell` each, `notes` are sentences for the reader, and `differences` are the differences between the
+    environments.
     """
 
     metric: ChosenMetric
     sweeps: tuple[Sweep, ...]
+    rows: tuple[Any, ...]
     differences: tuple[Difference, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -39,6 +42,11 @@ class Comparison(ABC):
     def broken(self) -> tuple[str, ...]:
         """Which files could not be read, and why, a sentence each."""
         return tuple(sentence for sweep in self.sweeps for sentence in sweep.broken)
+
+    @property
+    def results(self) -> list[Result]:
+        """The distinct results of its rows; of several sweeps, the latest ones."""
+        return list({id(row.cell.result): row.cell.result for row in self.rows}.values())
 
     @abstractmethod
     def sheet(self) -> Sheet:

@@ -156,12 +156,12 @@ def page(comparison: Comparison) -> Page:
     else:
         assert isinstance(comparison, History)
         own = history_page(comparison)
-    return detailed(own, comparison, [row.cell for row in comparison.rows])
+    return detailed(own, comparison)
 
 
-def detailed(page: Page, comparison: Comparison, cells: Sequence[Cell]) -> Page:
+def detailed(page: Page, comparison: Comparison) -> Page:
     """Return the page with its details and the notes that they make redundant."""
-    results = list({id(cell.result): cell.result for cell in cells}.values())
+    cells, results = [row.cell for row in comparison.rows], comparison.results
     flags = [flag for result in results for flag in result.flags]
     sheets = (_flags(Counter(flags)), _statuses(results), _environments(comparison))
     redundant = [*flag_notes(flags), *reasons(cells), *differing_notes(comparison)]
