@@ -272,8 +272,7 @@ def _without_two_values(old: Cell | None, new: Cell | None) -> Verdict:
 
 def _judged(rows: Sequence[Change], metric: ChosenMetric, margin: float) -> list[Change]:
     """Return the rows with verdicts; at most 5 % of the `faster` and `slower` ones are expected to be false."""
-    open_rows = [row for row in rows if row.p is not None]
-    adjusted = iter(benjamini_hochberg([row.p for row in open_rows if row.p is not None]))
+    adjusted = iter(benjamini_hochberg([row.p for row in rows if row.p is not None]))
     judged = []
     for row in rows:
         if row.p is None or row.change is None or row.low is None or row.high is None:

@@ -54,20 +54,20 @@ def first_shift(logs: Sequence[float]) -> Shift | None:
     return Shift(at, statistics.fmean(logs[at:]) - statistics.fmean(logs[:at]), p)
 
 
-def shifts(logs: Sequence[float], smallest: float, level: float = LEVEL) -> list[Shift]:
+def shifts(logs: Sequence[float], smallest: float) -> list[Shift]:
     """Return the changes of level of at least `smallest` (a log) in a series of at least 8 logarithms, in order.
 
-    `level` is the error rate of each test. A shorter series has none.
+    A shorter series has none.
     """
-    return _search(logs, 0, smallest, level) if len(logs) >= FEWEST else []
+    return _search(logs, 0, smallest) if len(logs) >= FEWEST else []
 
 
-def _search(logs: Sequence[float], start: int, smallest: float, level: float) -> list[Shift]:
+def _search(logs: Sequence[float], start: int, smallest: float) -> list[Shift]:
     shift = first_shift(logs)
-    if shift is None or shift.p > level or abs(shift.log) < smallest:
+    if shift is None or shift.p > LEVEL or abs(shift.log) < smallest:
         return []
-    before = _search(logs[: shift.at], start, smallest, level)
-    after = _search(logs[shift.at :], start + shift.at, smallest, level)
+    before = _search(logs[: shift.at], start, smallest)
+    after = _search(logs[shift.at :], start + shift.at, smallest)
     return [*before, Shift(start + shift.at, shift.log, shift.p), *after]
 
 
