@@ -61,18 +61,10 @@ def duel_command(a: Result, b: Result, passes: Collection[str]) -> str:
         words.append(f"passes=[{','.join(name for name in PASSES if name in passes)}]")
     # A CPU cannot settle a tie that a GPU left open.
     words.append(f"device={a.device}")
-    if a.measuring.timer != _DEFAULT_TIMER.get(a.device):
-        words.append(f"timer={a.measuring.timer}")
-    if a.measuring.regime != "sustained":
-        words.append(f"regime={a.measuring.regime}")
-    if a.measuring.inputs != NORMAL:
-        words.append(f"inputs={a.measuring.inputs}")
-    if a.measuring.accumulate:
-        words.append("accumulate=true")
-    if a.measuring.gold != "float32":
-        words.append(f"gold={a.measuring.gold}")
-    if a.device == "cuda" and a.measuring.l2 != "cold":
-        words.append(f"l2={a.measuring.l2}")
+    usual = {"timer": _DEFAULT_TIMER.get(a.device), "regime": "sustained", "inputs": NORMAL, "accumulate": False}
+    usual |= {"gold": "float32"} | ({"l2": "cold"} if a.device == "cuda" else {})
+    ways = {name: getattr(a.measuring, name) for name in usual}
+    words += [f"{name}={word(value)}" for name, value in ways.items() if value != usual[name]]
     if not a.caches:
         words.append("caches=false")
     if a.compile == b.compile:
