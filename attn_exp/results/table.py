@@ -22,7 +22,7 @@ from attn_exp.results.cell import passes_shown
 from attn_exp.results.result import Result, named
 
 _CASE_NAMES = (
-    *("backend", "model", "seq_len", *case_columns(), "embed_dim"),
+    *("model", "seq_len", *case_columns(), "embed_dim"),
     *("timer", "regime", "l2", "inputs", "accumulate", "gold", "seed", "device"),
 )
 # How many pairs of timers that disagree a table lists.
@@ -34,9 +34,9 @@ _PAGE_COLUMNS = (
 )
 _PAGE_METRICS = ("time_us", "time_half_width", "tflops")
 _WAYS = ("timer", "regime", "l2", "inputs", "accumulate", "gold")
-_VERSIONS = ("cuda", "cudnn", "driver")
-# Facts of the environment that move times; a GPU's are those of its record only.
-_SETTINGS = (
+# Facts of the environment: versions, and settings that move times; a GPU's are those of its record only.
+_FACTS = (
+    *("cuda", "cudnn", "driver"),
     *("power_limit_w", "ecc", "gpu_numa_node", "matmul_precision", "matmul_tf32", "cudnn_tf32"),
     *("bf16_reduced_precision_reduction", "fp16_reduced_precision_reduction"),
     *("cpu", "cpu_threads", "cpu_affinity", "numa_nodes", "cpu_governor", "cpu_capability", "cpu_instruction_sets"),
@@ -99,23 +99,14 @@ def table(results: Sequence[Result], width: int = WIDTH, columns: Sequence[str] 
     shared = {
         name: rows[0][name] for name in _CASE_NAMES if name in rows[0] and len({str(row[name]) for row in rows}) == 1
     }
-    shared.pop("backend", None)  # backends are listed in every row, even if there is only one
     rows = [{name: value for name, value in row.items() if name not in shared} for row in rows]
     if shared.get("inputs") == NORMAL:
         del shared["inputs"]
     by_model = [name for name in _OF_MODEL if {"model", name} <= rows[0].keys() and _follows(rows, name)]
     text, left_out = fitted(sheet_of(rows, (*by_model, *_DISPENSABLE)), width)
     devices = sorted({result.device_name for result in results})
-    lines = [
-        ", ".join(
-            [
-                *filter(None, devices),
-                *(f"{name} {value}" for name, value in shared.items() if value is not None and name != "seed"),
-            ]
-        ),
-        "",
-    ]
-    lines.append(text)
+    said = [f"{name} {value}" for name, value in shared.items() if value is not None and name != "seed"]
+    lines = [", ".join([*filter(None, devices), *said]), "", text]
     measured = {name.partition("/")[2] for result in results for name in result.metrics}
     if empty := [name for name in columns if name not in measured]:
         lines.append(f"no job has {', '.join(empty)}: attn-exp explain says why")
@@ -164,7 +155,7 @@ def _every_column(results: Sequence[Result]) -> Sheet:
             *((_column(f"{side}/kernels"), partial(_kernels, side)) for side in passes),
             *((_column(name), partial(_fact, name)) for name in ("gpu", "gpu_uuid")),
             (_column("torch"), lambda result: result.environment.get("versions", {}).get("torch", "")),
-            *((_column(name), partial(_fact, name)) for name in (*_VERSIONS, *_SETTINGS)),
+            *((_column(name), partial(_fact, name)) for name in _FACTS),
             (_column("finished_at"), lambda result: f"{result.finished_at:.3f}"),
         )
     )
