@@ -20,10 +20,10 @@ from attn_exp.core.sheet.render import grid
 from attn_exp.core.sheet.sheet import sheet_of
 from attn_exp.core.text import SHORT, WIDTH, duration, figures, filled, half_text
 from attn_exp.explain.conditions import condition_lines, judged_lines
-from attn_exp.explain.find import Found
 from attn_exp.explain.kernel_tables import kernel_tables
 from attn_exp.explain.rivals import against_fastest, kind, main_kernel, short
 from attn_exp.results.cell import kernel_identity
+from attn_exp.results.read import Sweep
 from attn_exp.results.result import Result, named
 from attn_exp.results.store import user_path
 from attn_exp.results.table import table_order, time_text
@@ -34,16 +34,16 @@ _PLACEHOLDERS = ["SWEEP", "SWEEP/JOB"]
 _DYNAMO = {"graphs": "graphs", "graph_breaks": "breaks", "recompilations": "recompiled"}
 
 
-def sweep_page(target: Found) -> str:
+def sweep_page(sweep: Sweep) -> str:
     """Return the page of a sweep: a table per case, the fastest first, and which backends ran the same kernel."""
     groups: dict[Any, list[Result]] = defaultdict(list)
-    for result in sorted(target.results, key=table_order):
+    for result in sorted(sweep.results, key=table_order):
         groups[result.case, method_key(result), result.device_name].append(result)
     cases = "one case" if len(groups) == 1 else f"{len(groups)} cases"
     first = next(iter(groups.values()))[0].path.parent
     # Runs of a store have no folder to name.
     words = [shlex.quote(str(user_path(one))) for one in (first.parent, first)] if first.is_dir() else _PLACEHOLDERS
-    parts = [f"sweep {target.results[0].sweep}: {len(target.results)} jobs on {cases}"]
+    parts = [f"sweep {sweep.results[0].sweep}: {len(sweep.results)} jobs on {cases}"]
     for key, results in list(groups.items())[:_CASES]:
         passes = results[0].measuring.passes
         several = sorted(named(results), key=lambda one: (one.status != "ok", _sum_us(one), one.label))
@@ -56,7 +56,7 @@ def sweep_page(target: Found) -> str:
         parts.append(
             f"{len(groups) - _CASES} of the {cases} are left out here; all of them: attn-exp compare {words[0]}"
         )
-    parts += [f"skipped: {sentence}" for sentence in target.broken]
+    parts += [f"skipped: {sentence}" for sentence in sweep.broken]
     parts.append(f"a page about one job, as of the first: attn-exp explain {words[1]}")
     return "\n\n".join(parts)
 
