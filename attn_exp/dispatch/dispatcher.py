@@ -126,7 +126,7 @@ class Dispatcher(AbstractContextManager["Dispatcher"]):
         seen = (query.shape, key.shape, value.shape, query.dtype, trains, heads_inside, is_causal, scale, enable_gqa)
         call = self._calls.get(seen)
         if call is None:
-            call = self._find(*seen)
+            call = self._find(seen)
         if call.function is not None:
             return call.function(query, key, value)
         if not call.order:
@@ -211,17 +211,14 @@ class Dispatcher(AbstractContextManager["Dispatcher"]):
     def _name(self, *seen: Any) -> str:
         """Return the name of the call for a shape. Dynamo calls this while it traces and keeps the result."""
         call = self._calls.get(seen)
-        return (self._find(*seen) if call is None else call).name
+        return (self._find(seen) if call is None else call).name
 
-    def _find(
-        self, q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], dtype: torch.dtype, trains: bool,
-        heads_inside: bool, is_causal: bool, scale: float | None, enable_gqa: bool,
-    ) -> _Call:  # fmt: skip
-        """Make and keep the call for a shape that is new."""
+    def _find(self, seen: tuple[Any, ...]) -> _Call:
+        """Make and keep the call for a shape that is new, and what else `attention` has seen of its arguments."""
         if len(self._calls) > _MOST_KEPT:
             self._calls.clear()
             self._steps.clear()
-        seen = (q, k, v, dtype, trains, heads_inside, is_causal, scale, enable_gqa)
+        q, k, v, dtype, trains, heads_inside, is_causal, scale, enable_gqa = seen
         case = _case(q, k, v, dtype, heads_inside=heads_inside, is_causal=is_causal, enable_gqa=enable_gqa)
         call = _Call() if case is None else self._call(case, "training" if trains else "inference", scale)
         self._calls[seen] = call
