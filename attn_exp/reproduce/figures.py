@@ -138,8 +138,7 @@ class Figure:
         """The figure as published, and its unit."""
         if self.tflops is not None:
             return self.tflops, "TFLOPS"
-        assert self.time_us is not None
-        return self.time_us, "us"
+        return self.us, "us"
 
     def words(self) -> list[str]:
         """Return the overrides with the backend."""

@@ -158,31 +158,26 @@ def _differing(figure: Figure, measured: Measured) -> list[str]:
 
 def from_results(results: Iterable[Result]) -> list[Measured]:
     """Return the passes of a sweep's results."""
+    plain = (one for one in results if one.case.workload is None and one.compile.mode == "none")
     found = []
-    for result in sorted(results, key=lambda one: one.finished_at):
-        if result.case.workload is not None or result.compile.mode != "none":
-            continue
-        for cell in cells_of([result], ChosenMetric()):
-            found.append(
-                Measured(
-                    case=result.case,
-                    backend=str(result.backend["name"]),
-                    deterministic=result.backend.get("deterministic") is True,
-                    direction=cell.direction,
-                    status=result.status,
-                    reason=result.reason or "",
-                    time_us=cell.value,
-                    half=cell.half,
-                    gpu=result.device_name,
-                    conditions={
-                        "layout": result.case.layout,
-                        "regime": result.measuring.regime,
-                        "l2": result.measuring.l2,
-                    },
-                    flags=cell.flags,
-                    place=result.sweep,
-                )
+    for cell in cells_of(sorted(plain, key=lambda one: one.finished_at), ChosenMetric(), turns=False):
+        result, way = cell.result, cell.result.measuring
+        found.append(
+            Measured(
+                case=result.case,
+                backend=str(result.backend["name"]),
+                deterministic=result.backend.get("deterministic") is True,
+                direction=cell.direction,
+                status=result.status,
+                reason=result.reason or "",
+                time_us=cell.value,
+                half=cell.half,
+                gpu=result.device_name,
+                conditions={"layout": result.case.layout, "regime": way.regime, "l2": way.l2},
+                flags=cell.flags,
+                place=result.sweep,
             )
+        )
     return found
 
 
