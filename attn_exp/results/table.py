@@ -231,14 +231,9 @@ def _row(
     row |= {name: plain(value) for name, value in values.items()}
     row["embed_dim"] = result.case.embed_dim
     way = result.measuring
-    row |= {"timer": way.timer, "regime": way.regime, "l2": way.l2}
-    row |= {
-        "inputs": way.inputs,
-        "accumulate": plain(way.accumulate or None),
-        "gold": plain(way.gold if way.gold != "float32" else None),
-        "seed": way.seed,
-        "device": result.device,
-    }
+    row |= {"timer": way.timer, "regime": way.regime, "l2": way.l2, "inputs": way.inputs}
+    row |= {"accumulate": plain(way.accumulate or None), "gold": plain(None if way.gold == "float32" else way.gold)}
+    row |= {"seed": way.seed, "device": result.device}
     row["status"] = result.status if result.status == "ok" else f"{result.status}*"
     for side in passes:
         short, metrics = SHORT[side], result.metrics
