@@ -31,18 +31,14 @@ RATIO = (
 _REASON = 140
 
 _FIELDS: dict[str, Getter] = {
-    "source": lambda figure: figure.source.name,
-    "id": lambda figure: figure.id,
-    "library": lambda figure: figure.library,
-    "backend": lambda figure: figure.backend,
+    "source": attrgetter("source.name"),
+    **{name: attrgetter(name) for name in ("id", "library", "backend")},
     "gpu": lambda figure: figure.source.chip.name if figure.source.chip else figure.source.gpu,
-    "pass": lambda figure: figure.direction,
-    "status": lambda figure: figure.status,
-    "deterministic": lambda figure: figure.deterministic,
+    "pass": attrgetter("direction"),
+    **{name: attrgetter(name) for name in ("status", "deterministic")},
     "seq_len": lambda figure: max(figure.case.q_len, figure.case.kv_len),
-    "tflops": lambda figure: figure.tflops,
-    "time_us": lambda figure: figure.time_us,
-    **{name: lambda figure, name=name: getattr(figure.case, name) for name in case_columns()},  # type: ignore[misc]
+    **{name: attrgetter(name) for name in ("tflops", "time_us")},
+    **{name: attrgetter(f"case.{name}") for name in case_columns()},
 }
 
 

@@ -15,6 +15,8 @@ from attn_exp.core.text import word
 from attn_exp.results.cell import Cell, metric_names
 
 Item = TypeVar("Item")
+# How a job was measured, as far as it tells rows of one case apart.
+WAYS = ("timer", "regime", "l2", "inputs", "accumulate", "gold")
 _OWN: dict[str, Getter] = {
     "backend": lambda cell: cell.result.label,
     "model": lambda cell: cell.result.model,
@@ -23,12 +25,7 @@ _OWN: dict[str, Getter] = {
     "seq_len": lambda cell: max(cell.result.case.q_len, cell.result.case.kv_len),
     "embed_dim": lambda cell: cell.result.case.embed_dim,
     "device": lambda cell: cell.result.device,
-    "timer": lambda cell: cell.result.measuring.timer,
-    "regime": lambda cell: cell.result.measuring.regime,
-    "l2": lambda cell: cell.result.measuring.l2,
-    "inputs": lambda cell: cell.result.measuring.inputs,
-    "accumulate": lambda cell: cell.result.measuring.accumulate,
-    "gold": lambda cell: cell.result.measuring.gold,
+    **{name: attrgetter(f"result.measuring.{name}") for name in WAYS},
     "caches": lambda cell: cell.result.caches,
     "source": lambda cell: short(cell.result.source),
     "sweep": lambda cell: cell.result.sweep,

@@ -19,6 +19,7 @@ from attn_exp.core.sheet.sheet import Column, Sheet, sheet_of, split
 from attn_exp.core.source import commit
 from attn_exp.core.text import SHORT, WIDTH, figures, filled, flat, half_text, plain, word
 from attn_exp.results.cell import passes_shown
+from attn_exp.results.fields import WAYS
 from attn_exp.results.result import Result, named
 
 _CASE_NAMES = (
@@ -33,7 +34,6 @@ _PAGE_COLUMNS = (
     *("label", "status", "batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "dtype", "causal", "flags"),
 )
 _PAGE_METRICS = ("time_us", "time_half_width", "tflops")
-_WAYS = ("timer", "regime", "l2", "inputs", "accumulate", "gold")
 # Facts of the environment: versions, and settings that move times; a GPU's are those of its record only.
 _FACTS = (
     *("cuda", "cudnn", "driver"),
@@ -144,7 +144,7 @@ def _every_column(results: Sequence[Result]) -> Sheet:
             (_column("model"), lambda result: result.model),
             *((_column(name), partial(_of_case, name)) for name in (*case_columns(), "embed_dim")),
             (_column("device"), lambda result: result.device),
-            *((_column(name), attrgetter(f"measuring.{name}")) for name in _WAYS),
+            *((_column(name), attrgetter(f"measuring.{name}")) for name in WAYS),
             (_column("caches"), lambda result: result.caches),
             (_column("source"), lambda result: result.source.get("sha256", "")[:16]),
             (_column("source_commit"), lambda result: commit(result.source)),
