@@ -121,17 +121,12 @@ def case_words(case: Case, model: str) -> list[str]:
 
 def _rival(letter: str, result: Result) -> list[str]:
     """One rival's backend and those of its options that its YAML does not bring."""
-    name, options = str(result.backend.get("name")), dict(result.backend)
+    name = str(result.backend.get("name"))
     own = choice("backend", name)
-    base = name if own else "eager"
-    known = own or choice("backend", "eager")
-    words = [f"{letter}={base}"]
-    words += [
-        f"{letter}.{key}={word(value)}"
-        for key, value in flat(options).items()
-        if flat(known).get(key, MISSING) != value
-    ]
-    return words
+    known = flat(own or choice("backend", "eager"))
+    changed = {key: value for key, value in flat(result.backend).items() if known.get(key, MISSING) != value}
+    options = [f"{letter}.{key}={word(value)}" for key, value in changed.items()]
+    return [f"{letter}={name if own else 'eager'}", *options]
 
 
 def _sizes(model: Mapping[str, Any]) -> dict[str, Any]:
