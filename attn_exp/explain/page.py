@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_exp.comparison.join import method_key
 from attn_exp.core.case.case import NORMAL
 from attn_exp.core.errors import RecordError, UserError
 from attn_exp.core.files import write_whole
@@ -21,7 +20,7 @@ from attn_exp.core.sheet.sheet import sheet_of
 from attn_exp.core.text import SHORT, WIDTH, duration, figures, filled, half_text
 from attn_exp.explain.conditions import condition_lines, judged_lines
 from attn_exp.explain.kernel_tables import kernel_tables
-from attn_exp.explain.rivals import against_fastest, kind, main_kernel, short
+from attn_exp.explain.rivals import against_fastest, ground, kind, main_kernel, short
 from attn_exp.results.cell import kernel_identity
 from attn_exp.results.read import Sweep
 from attn_exp.results.result import Result, named
@@ -38,7 +37,7 @@ def sweep_page(sweep: Sweep) -> str:
     """Return the page of a sweep: a table per case, the fastest first, and which backends ran the same kernel."""
     groups: dict[Any, list[Result]] = defaultdict(list)
     for result in sorted(sweep.results, key=table_order):
-        groups[result.case, method_key(result), result.device_name].append(result)
+        groups[ground(result)].append(result)
     cases = "one case" if len(groups) == 1 else f"{len(groups)} cases"
     first = next(iter(groups.values()))[0].path.parent
     # Runs of a store have no folder to name.
@@ -114,12 +113,11 @@ def keep_pages(results: Sequence[Result]) -> dict[str, Sequence[Path]]:
     rivals: dict[Any, list[Result]] = defaultdict(list)
     for result in results:
         # Each page takes only the results of its own case: all pairs of a thousand jobs would be a million.
-        rivals[result.case, method_key(result), result.device_name].append(result)
+        rivals[ground(result)].append(result)
     for job in results:
         own = job.path.parent / FOLDER
         if job.status == "ok" and own.is_dir() and not own.is_symlink():
-            same = rivals[job.case, method_key(job), job.device_name]
-            write_whole(own / PAGE, f"{job_page(job, same)}\n".encode())
+            write_whole(own / PAGE, f"{job_page(job, rivals[ground(job)])}\n".encode())
             kept[job.job] = [own / PAGE]
     return kept
 
