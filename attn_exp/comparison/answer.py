@@ -167,9 +167,8 @@ def results_of(sweeps: Iterable[Sweep]) -> list[Result]:
     return [result for sweep in sweeps for result in sweep.results]
 
 
-def spreads_for(results: Iterable[Result], fixed: float | None) -> Spreads:
+def spreads_for(results: Sequence[Result], fixed: float | None) -> Spreads:
     """Return the spreads of the results' devices, from the margins that the doctor measured on this machine."""
-    results = list(results)
     environments = {id(result.environment): result.environment for result in results}.values()
     devices = {device_key(dict(environment)) for environment in environments}
     return Spreads({device: margin_for(device) for device in sorted(devices)}, fixed, results)

@@ -3,7 +3,7 @@
 import shlex
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +125,7 @@ def keep_pages(results: Sequence[Result]) -> dict[str, Sequence[Path]]:
 _BEYOND = "there is no other job on the same case"
 
 
-def job_page(job: Result, results: Iterable[Result]) -> str:
+def job_page(job: Result, results: Sequence[Result]) -> str:
     """Return the page of a job: what ran, each kernel's time, what limits it, and how it compares with `results`.
 
     Raises UserError if the record was deleted or is broken.
@@ -134,7 +134,6 @@ def job_page(job: Result, results: Iterable[Result]) -> str:
         record = job.record()
     except RecordError as error:
         raise UserError(f"{error}: run the sweep again") from error
-    several = list(results)
     parts = [_head(job, record)]
     if record.status != "ok":
         log = job.path.parent / LOG_NAME
@@ -149,7 +148,7 @@ def job_page(job: Result, results: Iterable[Result]) -> str:
     if record.status == "ok":
         parts.append(["What limits it", *_bounds(record)])
         lines = [
-            line for direction in record.request.measuring.passes for line in against_fastest(job, several, direction)
+            line for direction in record.request.measuring.passes for line in against_fastest(job, results, direction)
         ]
         parts.append(["Compared with the fastest on the same case", *(lines or [_BEYOND])])
     if record.profiles:
