@@ -312,10 +312,6 @@ def _trend(cells: tuple[Cell | None, ...], logs: dict[int, float], turns: Sequen
 
 def _logs(cells: Sequence[Cell | None]) -> dict[int, float]:
     """Return the logarithm of each value over the first by sweep index."""
-    first = next((cell for cell in cells if cell and cell.value), None)
-    by_index: dict[int, float] = {}
-    for index, cell in enumerate(cells):
-        if first is None or first.value is None or cell is None or not cell.value or cell.value < 0:
-            continue
-        by_index[index] = math.log(cell.value / first.value)
-    return by_index
+    values = {index: cell.value for index, cell in enumerate(cells) if cell and cell.value}
+    first = next(iter(values.values()), 0.0)
+    return {index: math.log(value / first) for index, value in values.items() if value > 0}

@@ -18,7 +18,7 @@ from attn_exp.core.sheet.render import fitted, json_of, sheet_csv, sheet_markdow
 from attn_exp.core.sheet.sheet import Column, Sheet, sheet_of, split
 from attn_exp.core.source import commit
 from attn_exp.core.text import SHORT, WIDTH, figures, filled, flat, half_text, plain, word
-from attn_exp.results.cell import passes_shown
+from attn_exp.results.cell import metric_names, passes_shown
 from attn_exp.results.fields import WAYS
 from attn_exp.results.result import Result, named
 
@@ -107,8 +107,7 @@ def table(results: Sequence[Result], width: int = WIDTH, columns: Sequence[str] 
     devices = sorted({result.device_name for result in results})
     said = [f"{name} {value}" for name, value in shared.items() if value is not None and name != "seed"]
     lines = [", ".join([*filter(None, devices), *said]), "", text]
-    measured = {name.partition("/")[2] for result in results for name in result.metrics}
-    if empty := [name for name in columns if name not in measured]:
+    if empty := [name for name in columns if name not in metric_names(results)]:
         lines.append(f"no job has {', '.join(empty)}: attn-exp explain says why")
     if left_out:
         lines.append(f"omitted to fit the width: {', '.join(left_out)}; table.csv has these columns")
