@@ -15,7 +15,7 @@ from attn_exp.core.catalogue import About, later_options, recorded_about
 from attn_exp.core.errors import NOT_DECODED, RecordError, UserError, check_name
 from attn_exp.core.record.file import FILE_NAME, check_environment, odd_times, read_record
 from attn_exp.core.record.flags import flags_in, others_cores
-from attn_exp.core.record.record import SCHEMA, Disagreement, Record
+from attn_exp.core.record.record import SCHEMA, Disagreement, Paired, Record
 from attn_exp.core.record.request import Compile, Measuring, backend_label, settings
 from attn_exp.core.record.status import Status, is_final
 from attn_exp.core.source import short
@@ -62,7 +62,7 @@ class Result:
     profiles: tuple[str, ...]
     second_opinions: tuple[str, ...]
     pass_flags: Mapping[str, tuple[str, ...]]
-    paired: "Mapping[str, _Paired]"
+    paired: Mapping[str, Paired]
     started_at: float
     finished_at: float
     method_version: str
@@ -183,7 +183,11 @@ def decode(content: bytes, path: Path) -> Result:
                 f"{direction}: {pair}" for direction, measured in lean.passes.items() for pair in measured.disagreements
             ),
             pass_flags={direction: measured.flags for direction, measured in lean.passes.items()},
-            paired={direction: measured.paired for direction, measured in lean.passes.items() if measured.paired},
+            paired={
+                direction: Paired(base=turn.base, log_ratio=turn.log_ratio, half=turn.half, rounds=turn.rounds)
+                for direction, measured in lean.passes.items()
+                if (turn := measured.paired) is not None
+            },
             started_at=lean.started_at,
             finished_at=lean.finished_at,
             method_version=lean.method_version,
@@ -209,9 +213,7 @@ class _Kernel(msgspec.Struct, gc=False):
     count: float = 1.0
 
 
-class _Paired(msgspec.Struct, gc=False, frozen=True):
-    """A `Paired` without samples."""
-
+class _Paired(msgspec.Struct, gc=False):
     base: str
     log_ratio: float = 0.0
     half: float = 0.0
