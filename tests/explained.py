@@ -138,7 +138,7 @@ def outputs(folder: Path) -> dict[str, str]:
     found = {"explain/lines.txt": "".join(f"{name}:\n" + "".join(f"  {one}\n" for one in said)
                                           for name, said in lines().items())}  # fmt: skip
     for name, records in (("first", first()), ("cpu", on_cpu())):
-        sweep = find(str(sweeps.write(folder / name, records)), folder, None)
+        sweep, _ = find(str(sweeps.write(folder / name, records)), folder, None)
         pages = [sweep_page(sweep), *(job_page(one, sweep.results) for one in sweep.results)]
         found[f"explain/{name}.txt"] = "\n\n\n".join(pages).replace(str(folder), "FOLDER") + "\n"
     return found

@@ -77,11 +77,11 @@ class Sweep(read.Sweep):
         Raises:
             UserError: there is no such plot, its results do not give it, or matplotlib is not installed.
         """
-        from attn_exp.plots.all import KINDS, chart_of, charts
+        from attn_exp.plots.all import KINDS, charts, draws
 
         if kind is not None and kind not in KINDS:
             raise UserError(f"there is no plot '{kind}': {nearest(kind, KINDS)}the plots are {', '.join(KINDS)}")
-        drawn = chart_of(self.rivals, kind) if kind else next(charts(self.rivals), None)
+        drawn = draws(self.rivals)[kind]() if kind else next(charts(self.rivals), None)
         if drawn is None:
             raise UserError(f"the results of {self.name} give no plot{f' {kind}' if kind else ''}")
         return drawn

@@ -54,13 +54,10 @@ def search(count: int, measure: Measure, margin: float, said: Callable[[int, str
     ends have to differ by `margin` (0.01 is 1 %).
     """
     good, bad, skipped = 0, count - 1, dict[int, str]()
-    ends = measure(bad, LOOKS[0])
-    if isinstance(ends, str):
-        return Answer("undecided", good, bad, 0.0, reason=f"the bad end cannot be measured: {ends}")
     for rounds in LOOKS:
-        again = measure(bad, rounds)
-        assert not isinstance(again, str)
-        ends = again
+        ends = measure(bad, rounds)
+        if isinstance(ends, str):
+            return Answer("undecided", good, bad, 0.0, reason=f"the bad end cannot be measured: {ends}")
         mean = _mean(ends).mean
         if mean >= math.log1p(margin) and decided(ends, 0.0) == "slow":
             break

@@ -31,8 +31,8 @@ def run(options: ExplainOptions) -> int:
         from attn_exp.explain.find import find
         from attn_exp.explain.page import job_page, sweep_page
 
-        target = find(options.target, options.folder, options.uri)
-        page = sweep_page(target) if target.job is None else job_page(target.job, target.results)
+        sweep, job = find(options.target, options.folder, options.uri)
+        page = sweep_page(sweep) if job is None else job_page(job, sweep.results)
     # Names and reasons may come from anywhere: they must not steer a terminal.
     print("".join(letter if letter.isprintable() or letter == "\n" else " " for letter in page), flush=True)
     return 0

@@ -13,14 +13,13 @@ from attn_exp.comparison.comparison import Comparison
 from attn_exp.comparison.history import History, compare_history
 from attn_exp.comparison.ratio import Spreads
 from attn_exp.comparison.rivals import Rivals, compare_rivals
-from attn_exp.comparison.settled import Settlements, read_duels
-from attn_exp.core.case.filter import Filter, typed_lists
+from attn_exp.comparison.settled import Settlements
 from attn_exp.core.errors import UserError
 from attn_exp.core.stats.paired import MARGIN_FLOOR
 from attn_exp.results.baselines import runs_of
 from attn_exp.results.calibration import device_key, margin_for
 from attn_exp.results.cell import Cell, cells_of, metric_of
-from attn_exp.results.fields import FIELDS, distinct, fields, getter, sortable
+from attn_exp.results.fields import distinct, fields, getter, kept_by, sortable
 from attn_exp.results.read import Sweep, read_folder, sweep_folders
 from attn_exp.results.result import Result, by_options, by_source
 from attn_exp.results.there import sweeps_in
@@ -40,10 +39,9 @@ def sorted_rows(comparison: Comparison, word: str) -> Comparison:
 
     Raises UserError if there is no such field.
     """
-    assert isinstance(comparison, (Rivals, Changes, History))
     name, down = word.removeprefix("-"), word.startswith("-")
     own = _OWN[type(comparison)]
-    rows: tuple[Any, ...] = comparison.rows
+    rows = comparison.rows
     if name in own:
         get = own[name]
     else:
@@ -54,8 +52,7 @@ def sorted_rows(comparison: Comparison, word: str) -> Comparison:
 
     present = [row for row in rows if get(row) is not None]
     missing = [row for row in rows if get(row) is None]
-    changed: Any = {"rows": (*sorted(present, key=lambda row: sortable(get(row)), reverse=down), *missing)}
-    return replace(comparison, **changed)
+    return replace(comparison, rows=(*sorted(present, key=lambda row: sortable(get(row)), reverse=down), *missing))
 
 
 def compare_read(choice: Choice, sweeps: Sequence[Sweep], against: Sequence[Sweep] = ()) -> Comparison:
@@ -75,6 +72,7 @@ def compare_read(choice: Choice, sweeps: Sequence[Sweep], against: Sequence[Swee
         raise UserError(f"{', '.join(sweep.name for sweep in together)} has no record that can be read: see {see}")
     metric = metric_of(choice.metric, results)
     spreads = spreads_for(results, choice.spread)
+    notes = _basis(spreads, results)
     pairs = bool(against) and not choice.history
     cells = [cells_of(sweep.results, metric, turns=choice.spread is None) for sweep in together]
     chosen_cells = _filtered(cells, choice.where, pairs=pairs)
@@ -86,15 +84,7 @@ def compare_read(choice: Choice, sweeps: Sequence[Sweep], against: Sequence[Swee
     elif against:
         margin = choice.margin or choice.fail_if_slower or MARGIN
         comparison = compare_sweeps(
-            old,
-            new,
-            cells_old,
-            cells_new,
-            metric,
-            spreads,
-            margin=margin,
-            anyway=choice.anyway,
-            notes=_basis(spreads, results),
+            old, new, cells_old, cells_new, metric, spreads, margin=margin, anyway=choice.anyway, notes=notes
         )
     else:
         comparison = compare_rivals(
@@ -105,8 +95,8 @@ def compare_read(choice: Choice, sweeps: Sequence[Sweep], against: Sequence[Swee
             baseline=choice.baseline,
             by=choice.by,
             show=choice.show,
-            notes=_basis(spreads, results),
-            duels_of=lambda: Settlements(read_duels(homes(new))),
+            notes=notes,
+            duels_of=lambda: Settlements(homes(new)),
         )
     return sorted_rows(comparison, choice.sort) if choice.sort else comparison
 
@@ -145,17 +135,7 @@ def chosen(cells: Sequence[Cell], expression: str) -> list[Cell]:
 
     Raises UserError if the expression is invalid, names an unknown field, or holds for no cell.
     """
-    known = fields(cells)
-
-    def values(name: str) -> list[Any]:
-        return [value for value in distinct(map(typed_lists(known[name]), cells)) if value is not None]
-
-    filter_ = Filter(expression, known, values, FIELDS)
-    test = filter_.test()
-    kept = [cell for cell in cells if test(cell)]
-    if not kept:
-        raise UserError(f"{filter_.shown} matches none of the {len(cells)} cells: relax it")
-    return kept
+    return kept_by(expression, cells, fields(cells))
 
 
 def labelled(sweeps: Sequence[Sweep], *, pairs: bool = False) -> list[Sweep]:
@@ -187,9 +167,8 @@ def results_of(sweeps: Iterable[Sweep]) -> list[Result]:
     return [result for sweep in sweeps for result in sweep.results]
 
 
-def spreads_for(results: Iterable[Result], fixed: float | None) -> Spreads:
+def spreads_for(results: Sequence[Result], fixed: float | None) -> Spreads:
     """Return the spreads of the results' devices, from the margins that the doctor measured on this machine."""
-    results = list(results)
     environments = {id(result.environment): result.environment for result in results}.values()
     devices = {device_key(dict(environment)) for environment in environments}
     return Spreads({device: margin_for(device) for device in sorted(devices)}, fixed, results)

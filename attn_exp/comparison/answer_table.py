@@ -4,13 +4,13 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from attn_exp.comparison.columns import case_part, case_values
+from attn_exp.comparison.columns import case_pairs
 from attn_exp.comparison.join import WAYS
 from attn_exp.comparison.ranking import Ranking, by_group, winners
 from attn_exp.comparison.ratio import geometric_mean
 from attn_exp.core.record.metrics import metric_named
 from attn_exp.core.record.status import STATUSES
-from attn_exp.core.sheet.sheet import MARK, Column, Sheet
+from attn_exp.core.sheet.sheet import MARK, Column, Sheet, split
 from attn_exp.core.text import printable
 from attn_exp.results.cell import ChosenMetric
 from attn_exp.results.result import Result
@@ -37,8 +37,9 @@ def answer_table(rows: Sequence[Ranking], metric: ChosenMetric, show: str = "aut
     ways = [
         way for way in WAYS if way not in ("timer", "device") and len({WAYS[way](_told(one)) for one in groups}) > 1
     ]
+    case_columns, case_values = split(case_pairs(rows))
     columns = (
-        *case_part([row.cell for row in rows]),
+        *case_columns,
         *(Column(way, way) for way in ways),
         Column("pass", "pass"),
         # The first is never omitted.
@@ -51,8 +52,7 @@ def answer_table(rows: Sequence[Ranking], metric: ChosenMetric, show: str = "aut
         columns_rows = [[table[label] for label in names if label in table] for names in kernels]
         texts = [MARK * any(id(row) in best for row in own) + _text(own, name) for own in columns_rows]
         own = (WAYS[way](_told(group)) for way in ways)
-        cell = group[0].cell
-        lines.append((*case_values(cell), *own, cell.direction, *texts))
+        lines.append((*case_values(group[0]), *own, group[0].cell.direction, *texts))
     title = metric_named(name).head.replace("bytes", "MiB")
     if any_won:
         title += f"; {MARK} {'fastest' if metric.kind.follows_clock else 'best'}, or too close to it to call"

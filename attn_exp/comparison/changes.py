@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from attn_exp.comparison.columns import case_part, case_values
-from attn_exp.comparison.comparison import Comparison, case_order, summarize_sweep
-from attn_exp.comparison.environment import differences
+from attn_exp.comparison.columns import NAMES, case_pairs, row_sheet
+from attn_exp.comparison.comparison import Comparison, case_order
+from attn_exp.comparison.environment import differences, incomparable
 from attn_exp.comparison.join import Pair, joined, nothing_in_common, run_key
 from attn_exp.comparison.ratio import Spreads, gain, uncertainty
 from attn_exp.core.errors import UserError
 from attn_exp.core.record.flags import flag_marks
-from attn_exp.core.sheet.sheet import Column, Sheet, Tone, interval, split
+from attn_exp.core.sheet.sheet import Column, Pairs, Sheet, Tone, interval
 from attn_exp.core.stats.multiple import LEVEL, benjamini_hochberg
 from attn_exp.results.baselines import MOST_RUNS
 from attn_exp.results.cell import Cell, ChosenMetric
@@ -112,35 +112,28 @@ class Changes(Comparison):
     def sheet(self) -> Sheet:
         """Return a row for each cell: its verdict, both values and the change between them."""
         name, head = self.metric.name, self.metric.kind.head
-        columns, values = split(
-            (
-                (Column("pass", "pass"), lambda row: row.cell.direction),
-                (Column("backend", "backend"), lambda row: row.cell.result.label),
-                (Column(f"old_{name}", f"old {head}", "figure"), lambda row: row.old.value if row.old else None),
-                (Column(f"new_{name}", f"new {head}", "figure"), lambda row: row.new.value if row.new else None),
-                (Column("change", "change %", "percent"), lambda row: row.change),
-                (Column("change_low", ""), lambda row: row.low),
-                (Column("change_high", ""), lambda row: row.high),
-                (
-                    Column("interval", "95 %", joined=interval("change_low", "change_high", form="percent"), spare=2),
-                    None,
-                ),
-                (Column("p_adjusted", ""), lambda row: row.p),
-                (Column("spread", ""), lambda row: row.spread),
-                (Column("old_status", ""), lambda row: _status(row.old)),
-                (Column("new_status", ""), lambda row: _status(row.new)),
-                (Column("status", ""), _statuses),
-                (Column("old_kernel", ""), lambda row: _kernel(row.old)),
-                (Column("new_kernel", ""), lambda row: _kernel(row.new)),
-                (Column("flags", ""), lambda row: " ".join(row.cell.flags)),
-                (Column("marks", "marks", spare=1), lambda row: flag_marks(row.cell.flags)),
-                (Column("job", ""), lambda row: row.cell.result.job),
-            )
+        pairs: Pairs = (
+            (Column("verdict", "verdict"), lambda row: row.verdict),
+            *case_pairs(self.rows),
+            *NAMES,
+            (Column(f"old_{name}", f"old {head}", "figure"), lambda row: row.old.value if row.old else None),
+            (Column(f"new_{name}", f"new {head}", "figure"), lambda row: row.new.value if row.new else None),
+            (Column("change", "change %", "percent"), lambda row: row.change),
+            (Column("change_low", ""), lambda row: row.low),
+            (Column("change_high", ""), lambda row: row.high),
+            (Column("interval", "95 %", joined=interval("change_low", "change_high", form="percent"), spare=2), None),
+            (Column("p_adjusted", ""), lambda row: row.p),
+            (Column("spread", ""), lambda row: row.spread),
+            (Column("old_status", ""), lambda row: _status(row.old)),
+            (Column("new_status", ""), lambda row: _status(row.new)),
+            (Column("status", ""), _statuses),
+            (Column("old_kernel", ""), lambda row: _kernel(row.old)),
+            (Column("new_kernel", ""), lambda row: _kernel(row.new)),
+            (Column("flags", ""), lambda row: " ".join(row.cell.flags)),
+            (Column("marks", "marks", spare=1), lambda row: flag_marks(row.cell.flags)),
+            (Column("job", ""), lambda row: row.cell.result.job),
         )
-        columns = (Column("verdict", "verdict"), *case_part([row.cell for row in self.rows]), *columns)
-        rows = tuple((row.verdict, *case_values(row.cell), *values(row)) for row in self.rows)
-        tones = tuple(_TONES.get(row.verdict, "") for row in self.rows)
-        return Sheet("rows", "", columns, rows, tones)
+        return row_sheet(self.rows, pairs, [_TONES.get(row.verdict, "") for row in self.rows])
 
 
 def _status(cell: Cell | None) -> str:
@@ -181,12 +174,7 @@ def compare_sweeps(
     unequal = differences(
         (before.result, after.result) for before, after in pairs if before and after and before.value and after.value
     )
-    unlike = [difference for difference in unequal if difference.refuses]
-    if unlike and not anyway:
-        raise UserError(
-            f"{_names(new)} and {_names(old)} cannot be compared ({'; '.join(map(str, unlike))}): "
-            "choose cells with where=, or type anyway=true to compare them nevertheless"
-        )
+    unlike = incomparable(unequal, f"{_names(new)} and {_names(old)}", anyway=anyway)
     runs: dict[Any, list[Cell]] = defaultdict(list)
     for cell in sorted(cells_old, key=lambda cell: cell.result.finished_at):
         runs[run_key(cell)].append(cell)
@@ -196,7 +184,7 @@ def compare_sweeps(
     rows.sort(key=lambda row: (VERDICTS.index(row.verdict), *case_order(row.cell)))
     return Changes(
         metric=metric,
-        sweeps=tuple(summarize_sweep(sweep) for sweep in (*old, *new)),
+        sweeps=(*old, *new),
         differences=unequal,
         notes=(
             *notes,
@@ -208,7 +196,6 @@ def compare_sweeps(
             *(f"compared nevertheless (anyway=true): {reason}, in {reason.cells} cells" for reason in unlike),
             *kernel_notes(rows),
         ),
-        broken=tuple(sentence for sweep in (*old, *new) for sentence in sweep.broken),
         rows=tuple(rows),
         margin=margin,
         old=len(old),
@@ -285,8 +272,7 @@ def _without_two_values(old: Cell | None, new: Cell | None) -> Verdict:
 
 def _judged(rows: Sequence[Change], metric: ChosenMetric, margin: float) -> list[Change]:
     """Return the rows with verdicts; at most 5 % of the `faster` and `slower` ones are expected to be false."""
-    open_rows = [row for row in rows if row.p is not None]
-    adjusted = iter(benjamini_hochberg([row.p for row in open_rows if row.p is not None]))
+    adjusted = iter(benjamini_hochberg([row.p for row in rows if row.p is not None]))
     judged = []
     for row in rows:
         if row.p is None or row.change is None or row.low is None or row.high is None:

@@ -1,4 +1,7 @@
-"""The columns that the tables of all kinds of comparison share: the case, and a cell's value."""
+"""The columns that the tables of all kinds of comparison share: the case, and a cell's value.
+
+A row is whatever has a `cell`.
+"""
 
 from collections.abc import Sequence
 from operator import attrgetter
@@ -7,88 +10,83 @@ from typing import Any
 from attn_exp.core.case.case import Case
 from attn_exp.core.case.features import SWITCHES
 from attn_exp.core.case.fields import MASK_FIELDS, case_columns, with_mask
-from attn_exp.core.sheet.sheet import Column
-from attn_exp.results.cell import Cell, ChosenMetric
+from attn_exp.core.sheet.sheet import Column, Form, Pairs, Sheet, Tone, split
+from attn_exp.results.cell import ChosenMetric
 
 # If more fields of the case vary than this, tables show the case's label instead.
 _MOST_COLUMNS = 5
-_SIZES = attrgetter(*case_columns())
-_NAMES = ("model", *case_columns(), "timer", "device")
+_GETTERS = {
+    "model": attrgetter("cell.result.model"),
+    **{name: attrgetter(f"cell.result.case.{name}") for name in case_columns()},
+    "timer": attrgetter("cell.result.measuring.timer"),
+    "device": attrgetter("cell.result.device"),
+}
 _LENGTHS = ("q_len", "kv_len")
-_AFTER_LENGTHS = _NAMES.index("kv_len") + 1
+NAMES: Pairs = (
+    (Column("pass", "pass"), attrgetter("cell.direction")),
+    (Column("backend", "backend"), attrgetter("cell.result.label")),
+)
 
 
-def case_part(cells: Sequence[Cell]) -> tuple[Column, ...]:
+def row_sheet(rows: Sequence[Any], pairs: Pairs, tones: Sequence[Tone] = ()) -> Sheet:
+    """Return the sheet of a comparison's rows."""
+    columns, values = split(pairs)
+    return Sheet("rows", "", columns, tuple(map(values, rows)), tuple(tones))
+
+
+def case_pairs(rows: Sequence[Any]) -> Pairs:
     """Return columns for model, case, timer and device, shown only where they vary.
 
     If too many fields of the case vary, tables show the case's label instead.
     """
-    varying = [name for name, values in _values_of(cells).items() if len(values) > 1]
+    varying = [name for name, values in _values_of(rows).items() if len(values) > 1]
     of_case = {"mask" if name in MASK_FIELDS else name for name in varying if name in case_columns()}
     # Lengths of packed sequences are hundreds of numbers.
     labelled = len(of_case) > _MOST_COLUMNS or "lengths" in of_case
     shown = [name for name in varying if not (labelled and name in case_columns())]
-    masked = with_mask({cell.result.case for cell in cells})
+    masked = with_mask({row.cell.result.case for row in rows})
     if masked:
         shown = [name for name in shown if name not in MASK_FIELDS]
-    square = "q_len" in shown and all(cell.result.case.square for cell in cells)
+    square = "q_len" in shown and all(row.cell.result.case.square for row in rows)
     if square:
         shown = [name for name in shown if name not in _LENGTHS]
-    columns = [
-        Column(
-            name,
-            name if name in shown else "",
-            "dtype" if name == "dtype" else "text",
-            spare=4 if name in ("model", "device") else 0,
-        )
-        for name in _NAMES
-    ]
-    # Among the sizes, as tables have the others.
-    columns.insert(
-        _AFTER_LENGTHS, Column("seq_len", "seq_len" if square else "", joined=lambda values: str(values["q_len"]))
-    )
-    return (
-        *columns,
-        Column("mask", "mask" if masked and not labelled else "", joined=lambda values: str(_case_of(values).mask)),
-        Column("case", "case" if labelled else "", joined=lambda values: _case_of(values).label()),
-    )
+    pairs: list[Any] = []
+    for name, get in _GETTERS.items():
+        form: Form = "dtype" if name == "dtype" else "text"
+        spare = 4 if name in ("model", "device") else 0
+        pairs.append((Column(name, name if name in shown else "", form, spare), get))
+        if name == "kv_len":
+            # Among the sizes, as tables have the others.
+            seq_len = Column("seq_len", "seq_len" if square else "", joined=lambda values: str(values["q_len"]))
+            pairs.append((seq_len, None))
+    mask = Column("mask", "mask" if masked and not labelled else "", joined=lambda values: str(_case_of(values).mask))
+    label = Column("case", "case" if labelled else "", joined=lambda values: _case_of(values).label())
+    return [*pairs, (mask, None), (label, None)]
 
 
-def shared_values(cells: Sequence[Cell]) -> dict[str, Any]:
-    """Return the values of model, case, timer and device that all cells share."""
-    only = {name: next(iter(values.values())) for name, values in _values_of(cells).items() if len(values) == 1}
+def shared_values(rows: Sequence[Any]) -> dict[str, Any]:
+    """Return the values of model, case, timer and device that all rows share."""
+    only = {name: next(iter(values.values())) for name, values in _values_of(rows).items() if len(values) == 1}
     # A case without sinks, ALiBi or latents is like one without a softcap.
     return {name: value for name, value in only.items() if value is not None and (name not in SWITCHES or value)}
 
 
-def _values_of(cells: Sequence[Cell]) -> dict[str, dict[str, Any]]:
-    """Return the values that the cells have of each name, each once, by their `repr`: True is not 1."""
-    columns = zip(*map(_own_values, cells), strict=True)
-    return {name: {repr(value): value for value in values} for name, values in zip(_NAMES, columns, strict=True)}
+def _values_of(rows: Sequence[Any]) -> dict[str, dict[str, Any]]:
+    """Return the values that the rows have of each name, each once, by their `repr`: True is not 1."""
+    return {name: {repr(value): value for value in map(get, rows)} for name, get in _GETTERS.items()}
 
 
 def _case_of(values: dict[str, Any]) -> Case:
     return Case(**{name: values[name] for name in case_columns()})
 
 
-def case_values(cell: Cell) -> tuple[Any, ...]:
-    """Return the values of the columns of `case_part`; `seq_len`, mask and label are derived from the others."""
-    values = _own_values(cell)
-    return (*values[:_AFTER_LENGTHS], None, *values[_AFTER_LENGTHS:], None, None)
-
-
-def _own_values(cell: Cell) -> tuple[Any, ...]:
-    result = cell.result
-    return (result.model, *_SIZES(result.case), result.measuring.timer, result.device)
-
-
-def value_columns(metric: ChosenMetric) -> tuple[Column, ...]:
+def value_pairs(metric: ChosenMetric) -> Pairs:
     """Return the columns of a cell's value; a time is followed by its rate."""
-    rate = (Column("tflops", "TFLOPS", "figure", spare=3),) if metric.name == "time_us" else ()
-    return (Column(metric.name, metric.kind.head, "figure"), Column("half_width", "+-%", "half", spare=5), *rate)
-
-
-def cell_values(cell: Cell, metric: ChosenMetric) -> tuple[Any, ...]:
-    """Return the values of `value_columns`."""
-    rate = (cell.result.metrics.get(f"{cell.direction}/tflops"),) if metric.name == "time_us" else ()
-    return (cell.value, cell.half_width, *rate)
+    pairs: Pairs = (
+        (Column(metric.name, metric.kind.head, "figure"), attrgetter("cell.value")),
+        (Column("half_width", "+-%", "half", spare=5), attrgetter("cell.half_width")),
+    )
+    if metric.name != "time_us":
+        return pairs
+    rate = Column("tflops", "TFLOPS", "figure", spare=3)
+    return [*pairs, (rate, lambda row: row.cell.result.metrics.get(f"{row.cell.direction}/tflops"))]

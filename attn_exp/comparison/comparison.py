@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from attn_exp.comparison.environment import Difference, environment_summary
+from attn_exp.comparison.environment import Difference
 from attn_exp.core.case.case import PASSES, Case
 from attn_exp.core.case.fields import case_columns
 from attn_exp.core.frames import frame
@@ -14,6 +14,7 @@ from attn_exp.core.sheet.web import html_table
 from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.fields import sortable
 from attn_exp.results.read import Sweep
+from attn_exp.results.result import Result
 
 if TYPE_CHECKING:
     import pandas
@@ -23,38 +24,29 @@ if TYPE_CHECKING:
 _NAMES = 4
 
 
-@dataclass(frozen=True)
-class SweepSummary:
-    """One sweep of a comparison: its name and place, its number of records, where and when they were measured.
-
-    `environment` lists everything known about software and hardware; several values of one name are joined. `command`
-    is the one that measured it, empty if unknown, and `planned` how many jobs that is for, None if unknown.
-    """
-
-    name: str
-    place: str
-    records: int
-    devices: tuple[str, ...]
-    versions: tuple[str, ...]
-    ended_at: float
-    environment: tuple[tuple[str, str], ...] = ()
-    command: str = ""
-    planned: int | None = None
-
-
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Comparison(ABC):
     """A comparison, computed once; tables, files and plots only show it.
 
-    `notes` are sentences for the reader, `broken` says which files could not be read, and `differences` are the
-    differences between the environments.
+    `rows` have a `cell` each, `notes` are sentences for the reader, and `differences` are the differences between the
+    environments.
     """
 
     metric: ChosenMetric
-    sweeps: tuple[SweepSummary, ...]
+    sweeps: tuple[Sweep, ...]
+    rows: tuple[Any, ...]
     differences: tuple[Difference, ...] = ()
     notes: tuple[str, ...] = ()
-    broken: tuple[str, ...] = ()
+
+    @property
+    def broken(self) -> tuple[str, ...]:
+        """Which files could not be read, and why, a sentence each."""
+        return tuple(sentence for sweep in self.sweeps for sentence in sweep.broken)
+
+    @property
+    def results(self) -> list[Result]:
+        """The distinct results of its rows; of several sweeps, the latest ones."""
+        return list({id(row.cell.result): row.cell.result for row in self.rows}.values())
 
     @abstractmethod
     def sheet(self) -> Sheet:
@@ -74,24 +66,6 @@ class Comparison(ABC):
         Raises UserError if pandas is not installed.
         """
         return frame(self.sheet().dictionaries())
-
-
-def summarize_sweep(sweep: Sweep) -> SweepSummary:
-    """Return the summary of a sweep that stands above a comparison."""
-    results = sweep.results
-    devices = sorted({result.device_name for result in results} - {""})
-    torches = {str(result.environment.get("versions", {}).get("torch", "")) for result in results} - {""}
-    return SweepSummary(
-        sweep.name,
-        sweep.place,
-        len(results),
-        tuple(devices),
-        tuple(sorted(torches)),
-        sweep.when,
-        environment_summary(results),
-        sweep.command,
-        sweep.planned,
-    )
 
 
 # Each case has a cell of each backend and pass, and they are sorted more than once.

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from attn_exp.core.errors import UserError
 from attn_exp.core.source import short
 from attn_exp.results.result import Result
 
@@ -73,6 +74,17 @@ def differences(pairs: Iterable[tuple[Result, Result]]) -> tuple[Difference, ...
     return tuple(sorted(listed, key=lambda one: (not one.refuses, one.name, str(one.old), str(one.new))))
 
 
+def incomparable(found: Iterable[Difference], what: str, *, anyway: bool) -> list[Difference]:
+    """Return the differences that make numbers incomparable. Raises UserError if there are some, unless `anyway`."""
+    unlike = [difference for difference in found if difference.refuses]
+    if unlike and not anyway:
+        raise UserError(
+            f"{what} cannot be compared ({'; '.join(dict.fromkeys(map(str, unlike)))}): "
+            "choose cells with where=, or type anyway=true to compare them nevertheless"
+        )
+    return unlike
+
+
 def facts(result: Result) -> dict[str, Any]:
     """Return everything known about where and how a result was measured: `gpu`, `versions.torch`, `timer` ..."""
     known: dict[str, Any] = {"device": result.device}
@@ -85,13 +97,13 @@ def facts(result: Result) -> dict[str, Any]:
     return {name: value for name, value in known.items() if name not in _NO_DIFFERENCE}
 
 
-def environment_summary(results: Iterable[Result]) -> tuple[tuple[str, str], ...]:
+def environment_summary(results: Iterable[Result]) -> dict[str, str]:
     """Return what is known about where and how results were measured, several values of a name joined."""
     values_by_name: dict[str, dict[str, None]] = {}
     for result in {(id(result.environment), id(result.measuring)): result for result in results}.values():
         for name, value in facts(result).items():
             values_by_name.setdefault(name, {})[_word(value)] = None
-    return tuple((name, _some(list(values))) for name, values in sorted(values_by_name.items()))
+    return {name: _some(list(values)) for name, values in sorted(values_by_name.items())}
 
 
 def _some(values: Sequence[str]) -> str:

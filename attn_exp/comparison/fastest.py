@@ -280,15 +280,14 @@ class _Same:
         return and_text(self.labels) if len(self.labels) <= _NAMED else f"{len(self.labels)} backends"
 
 
-def _by_winners(won: Iterable[Winners]) -> list[_Same]:
+def _by_winners(won: Sequence[Winners]) -> list[_Same]:
     """Return the rows with the same winners together, sole winners before ties, the most frequent first.
 
     If one kernel has several names, the one that wins most rows stands for all, of several the shortest.
     """
-    rows = list(won)
-    wins = Counter(label for case in rows for label in case.labels)
+    wins = Counter(label for case in won for label in case.labels)
     by_labels: dict[tuple[str, ...], list[Winners]] = defaultdict(list)
-    for case in rows:
+    for case in won:
         labels = case.labels if case.tied else (min(case.labels, key=lambda label: (-wins[label], len(label), label)),)
         by_labels[labels].append(case)
     same = [_Same(labels, tuple(rows)) for labels, rows in by_labels.items()]

@@ -6,15 +6,16 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from attn_exp.comparison.columns import case_part, case_values
-from attn_exp.comparison.comparison import Comparison, case_order, summarize_sweep
-from attn_exp.comparison.environment import Difference, differences
+from attn_exp.comparison.columns import NAMES, case_pairs, row_sheet
+from attn_exp.comparison.comparison import Comparison, case_order
+from attn_exp.comparison.environment import Difference, differences, incomparable
 from attn_exp.comparison.join import latest, method_key
 from attn_exp.comparison.ratio import Spreads
 from attn_exp.core.errors import UserError
-from attn_exp.core.sheet.sheet import Column, Sheet, Tone, written
+from attn_exp.core.sheet.sheet import Column, Pairs, Sheet, Tone, written
 from attn_exp.core.source import short
 from attn_exp.core.stats.multiple import LEVEL, benjamini_hochberg
 from attn_exp.core.stats.student import student_t_p
@@ -53,20 +54,20 @@ def first_shift(logs: Sequence[float]) -> Shift | None:
     return Shift(at, statistics.fmean(logs[at:]) - statistics.fmean(logs[:at]), p)
 
 
-def shifts(logs: Sequence[float], smallest: float, level: float = LEVEL) -> list[Shift]:
+def shifts(logs: Sequence[float], smallest: float) -> list[Shift]:
     """Return the changes of level of at least `smallest` (a log) in a series of at least 8 logarithms, in order.
 
-    `level` is the error rate of each test. A shorter series has none.
+    A shorter series has none.
     """
-    return _search(logs, 0, smallest, level) if len(logs) >= FEWEST else []
+    return _search(logs, 0, smallest) if len(logs) >= FEWEST else []
 
 
-def _search(logs: Sequence[float], start: int, smallest: float, level: float) -> list[Shift]:
+def _search(logs: Sequence[float], start: int, smallest: float) -> list[Shift]:
     shift = first_shift(logs)
-    if shift is None or shift.p > level or abs(shift.log) < smallest:
+    if shift is None or shift.p > LEVEL or abs(shift.log) < smallest:
         return []
-    before = _search(logs[: shift.at], start, smallest, level)
-    after = _search(logs[shift.at :], start + shift.at, smallest, level)
+    before = _search(logs[: shift.at], start, smallest)
+    after = _search(logs[shift.at :], start + shift.at, smallest)
     return [*before, Shift(start + shift.at, shift.log, shift.p), *after]
 
 
@@ -120,6 +121,11 @@ class Trend:
         return next(cell for cell in reversed(self.cells) if cell is not None)
 
     @property
+    def valued(self) -> list[Cell]:
+        """The cells that have a value."""
+        return [cell for cell in self.cells if cell is not None and cell.value is not None]
+
+    @property
     def n(self) -> int:
         """The number of sweeps in which it has a value."""
         return sum(value is not None for value in self.relative)
@@ -138,55 +144,42 @@ class History(Comparison):
 
     def sheet(self) -> Sheet:
         """Return a row for each cell: its trend, its changes of level, and its value in each sweep."""
-        names = [sweep.name for sweep in self.sweeps]
-        columns = (
-            *case_part([row.cell for row in self.rows]),
-            Column("pass", "pass"),
-            Column("backend", "backend"),
-            Column("n", "n"),
-            Column(f"first_{self.metric.name}", f"first {self.metric.kind.head}", "figure"),
-            Column(f"last_{self.metric.name}", f"last {self.metric.kind.head}", "figure"),
-            Column("change", "change %", "percent"),
-            Column("per_sweep", "per sweep %", "percent", spare=2),
-            Column("scatter", "scatter %", "half", spare=1),
-            Column("curve", "trend", joined=_curve([f"at_{name}" for name in names])),
-            *(Column(f"at_{name}", "") for name in names),
-            Column("level_changed", "level changed"),
-            Column("coincides", ""),
-            Column("last_status", "status" if any(row.lost for row in self.rows) else ""),
+        names, metric = [sweep.name for sweep in self.sweeps], self.metric
+        pairs: Pairs = (
+            *case_pairs(self.rows),
+            *NAMES,
+            (Column("n", "n"), lambda row: row.n),
+            (Column(f"first_{metric.name}", f"first {metric.kind.head}", "figure"), lambda row: row.valued[0].value),
+            (Column(f"last_{metric.name}", f"last {metric.kind.head}", "figure"), lambda row: row.valued[-1].value),
+            (Column("change", "change %", "percent"), lambda row: row.change),
+            (Column("per_sweep", "per sweep %", "percent", spare=2), lambda row: row.per_sweep),
+            (Column("scatter", "scatter %", "half", spare=1), lambda row: row.scatter),
+            (Column("curve", "trend", joined=_curve([f"at_{name}" for name in names])), None),
+            *((Column(f"at_{name}", ""), partial(_relative, at)) for at, name in enumerate(names)),
+            (Column("level_changed", "level changed"), partial(_turns, names)),
+            (Column("coincides", ""), lambda row: "; ".join(str(one) for turn in row.turns for one in turn.coincides)),
+            (
+                Column("last_status", "status" if any(row.lost for row in self.rows) else ""),
+                lambda row: row.cells[-1].result.status if row.cells[-1] else "not measured",
+            ),
         )
-        rows = tuple(_row(row, names) for row in self.rows)
-        tones = tuple(_tone(row, higher_is_better=self.metric.kind.higher_is_better) for row in self.rows)
-        return Sheet("rows", "", columns, rows, tones)
+        return row_sheet(self.rows, pairs, [_tone(row, metric) for row in self.rows])
 
 
-def _row(row: Trend, names: Sequence[str]) -> tuple[object, ...]:
-    valued = [cell for cell in row.cells if cell is not None and cell.value is not None]
-    last = row.cells[-1]
-    return (
-        *case_values(row.cell),
-        row.cell.direction,
-        row.cell.result.label,
-        row.n,
-        valued[0].value,
-        valued[-1].value,
-        row.change,
-        row.per_sweep,
-        row.scatter,
-        None,
-        *row.relative,
-        ", ".join(f"{written(turn.change, 'percent')} % at {names[turn.at]}" for turn in row.turns),
-        "; ".join(str(difference) for turn in row.turns for difference in turn.coincides),
-        last.result.status if last else "not measured",
-    )
+def _relative(at: int, row: Trend) -> float | None:
+    return row.relative[at]
 
 
-def _tone(row: Trend, *, higher_is_better: bool) -> Tone:
+def _turns(names: Sequence[str], row: Trend) -> str:
+    return ", ".join(f"{written(turn.change, 'percent')} % at {names[turn.at]}" for turn in row.turns)
+
+
+def _tone(row: Trend, metric: ChosenMetric) -> Tone:
     if row.lost:
         return "bad"
     if not row.turns:
         return ""
-    return "good" if (row.turns[-1].change > 0) == higher_is_better else "bad"
+    return "good" if (row.turns[-1].change > 0) == metric.kind.higher_is_better else "bad"
 
 
 def _curve(columns: Sequence[str]) -> Callable[[dict[str, Any]], str]:
@@ -227,12 +220,7 @@ def compare_history(
         raise UserError(f"no cell has a {metric} above zero in any of these sweeps: choose another metric=, or where=")
     steps = [_step(series, at) for at in range(1, len(ordered))]
     unequal = tuple(dict.fromkeys(difference for step in steps for difference in step))
-    unlike = [difference for difference in unequal if difference.refuses]
-    if unlike and not anyway:
-        raise UserError(
-            f"these sweeps cannot be compared ({'; '.join(dict.fromkeys(map(str, unlike)))}): "
-            "choose cells with where=, or type anyway=true to compare them nevertheless"
-        )
+    incomparable(unequal, "these sweeps", anyway=anyway)
     trends = _trends(series, metric, spreads, steps)
     few = sum(trend.n < FEWEST for trend in trends)
     sentences = [f"{few} cells have fewer than {FEWEST} values, too few to detect a change of level"] if few else []
@@ -243,10 +231,9 @@ def compare_history(
     ]
     return History(
         metric=metric,
-        sweeps=tuple(summarize_sweep(sweep) for sweep in ordered),
+        sweeps=tuple(ordered),
         differences=unequal,
         notes=tuple(sentences),
-        broken=tuple(sentence for sweep in ordered for sentence in sweep.broken),
         rows=tuple(sorted(trends, key=lambda trend: (not trend.turns, not trend.lost, *case_order(trend.cell)))),
     )
 
@@ -325,10 +312,6 @@ def _trend(cells: tuple[Cell | None, ...], logs: dict[int, float], turns: Sequen
 
 def _logs(cells: Sequence[Cell | None]) -> dict[int, float]:
     """Return the logarithm of each value over the first by sweep index."""
-    first = next((cell for cell in cells if cell and cell.value), None)
-    by_index: dict[int, float] = {}
-    for index, cell in enumerate(cells):
-        if first is None or first.value is None or cell is None or not cell.value or cell.value < 0:
-            continue
-        by_index[index] = math.log(cell.value / first.value)
-    return by_index
+    values = {index: cell.value for index, cell in enumerate(cells) if cell and cell.value}
+    first = next(iter(values.values()), 0.0)
+    return {index: math.log(value / first) for index, value in values.items() if value > 0}

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from attn_exp.comparison.comparison import case_order
@@ -57,12 +58,9 @@ def comparable_groups(cells: Sequence[Cell]) -> list[list[Cell]]:
 WAYS: dict[str, Callable[[Result], str]] = {
     "gpu": lambda result: result.device_name,
     "device": lambda result: result.device,
-    "timer": lambda result: result.measuring.timer,
-    "regime": lambda result: result.measuring.regime,
-    "l2": lambda result: result.measuring.l2,
-    "inputs": lambda result: result.measuring.inputs,
+    **{name: attrgetter(f"measuring.{name}") for name in ("timer", "regime", "l2", "inputs")},
     "accumulate": lambda result: "true" if result.measuring.accumulate else "false",
-    "gold": lambda result: result.measuring.gold,
+    "gold": attrgetter("measuring.gold"),
     "power_limit_w": lambda result: str(result.environment.get("power_limit_w")),
     "method_version": lambda result: result.method_version,
 }
@@ -132,14 +130,10 @@ def joined(old: Sequence[Cell], new: Sequence[Cell]) -> list[Pair]:
 
 def nothing_in_common(old: Sequence[Cell], new: Sequence[Cell]) -> str:
     """Return why two sides have no cell in common: the first property in which they share no value."""
-    things: list[tuple[str, Callable[[Cell], Any]]] = [
-        ("device", lambda cell: cell.result.device),
-        ("pass", lambda cell: cell.direction),
-        ("backend", lambda cell: cell.result.label),
-    ]
-    things += [(name, lambda cell, name=name: getattr(cell.result.case, name)) for name in case_columns()]  # type: ignore[misc]
-    for name, get in things:
-        before, after = distinct(map(get, old)), distinct(map(get, new))
+    things = {"device": "result.device", "pass": "direction", "backend": "result.label"}
+    things |= {name: f"result.case.{name}" for name in case_columns()}
+    for name, of_cell in things.items():
+        before, after = (distinct(map(attrgetter(of_cell), side)) for side in (old, new))
         if not set(before) & set(after):
             return f"{name} is {_some(before)} in the old and {_some(after)} in the new"
     return "they share backends and cases, but no backend was measured on a case in both"

@@ -9,6 +9,7 @@ from typing import Any
 from attn_exp.comparison.changes import Changes
 from attn_exp.comparison.columns import shared_values
 from attn_exp.comparison.comparison import Comparison
+from attn_exp.comparison.environment import environment_summary
 from attn_exp.comparison.history import History, Trend
 from attn_exp.comparison.rivals import Rivals
 from attn_exp.core.record.flags import FLAGS, flag_notes
@@ -17,7 +18,7 @@ from attn_exp.core.sheet.sheet import MARK, Column, Headline, Page, Sheet, Tone,
 from attn_exp.core.text import printable
 from attn_exp.results.cell import Cell
 from attn_exp.results.duel_command import Duel
-from attn_exp.results.read import counted_of
+from attn_exp.results.read import Sweep, counted_of
 from attn_exp.results.result import Result
 from attn_exp.results.table import opinion_notes
 
@@ -26,7 +27,7 @@ _FEWER = "means over fewer cases may leave out the slow ones"
 
 def rivals_page(rivals: Rivals) -> Page:
     """Return the page of a sweep's backends, ranked case by case."""
-    shared = shared_values([row.cell for row in rivals.rows])
+    shared = shared_values(rivals.rows)
     sheets = [rivals.sheet(), *_means_sheet(rivals), *_ties_sheet(rivals.ties)]
     about = about_part(rivals) | {
         "kind": "rivals",
@@ -51,7 +52,7 @@ def rivals_page(rivals: Rivals) -> Page:
         *_row_notes([row.cell for row in rivals.rows]),
     ]
     headline = _headline(rivals)
-    count, runs = sum(sweep.records for sweep in rivals.sweeps), len(rivals.sweeps)
+    count, runs = sum(len(sweep.results) for sweep in rivals.sweeps), len(rivals.sweeps)
     pooled = f"{count} records of {runs} sweeps are pooled; against=SWEEP compares one with another"
     lines = (*head_lines(rivals), pooled if runs > 1 else "", shared_line(shared))
     return Page(about, lines, tuple(sheets), tuple(notes), headline=headline)
@@ -61,7 +62,7 @@ def end_page(rivals: Rivals) -> Page:
     """Return what a sweep prints at its end: the answer, what all jobs share, and why some have no number."""
     cells = [row.cell for row in rivals.rows]
     devices = sorted({cell.result.device_name for cell in cells} - {""})
-    lines = (", ".join(filter(None, [*devices, shared_line(shared_values(cells))])),)
+    lines = (", ".join(filter(None, [*devices, shared_line(shared_values(rivals.rows))])),)
     notes = (*flag_notes(flag for cell in cells for flag in cell.flags), *reasons(cells))
     return Page({}, lines, (), notes, headline=_headline(rivals))
 
@@ -101,7 +102,7 @@ def _means_sheet(rivals: Rivals) -> list[Sheet]:
 
 def changes_page(changes: Changes) -> Page:
     """Return the page of changes: verdicts, the most urgent first, differences between environments, and duels."""
-    shared = shared_values([row.cell for row in changes.rows])
+    shared = shared_values(changes.rows)
     about = about_part(changes) | {
         "kind": "changes",
         "old_sweeps": changes.old,
@@ -123,13 +124,13 @@ def changes_page(changes: Changes) -> Page:
 
 def history_page(history: History) -> Page:
     """Return the page of trends, those that changed level first, with what changed in the environment."""
-    shared = shared_values([row.cell for row in history.rows])
+    shared = shared_values(history.rows)
     names = [sweep.name for sweep in history.sweeps]
     notes = [_turn_note(row, names) for row in history.rows if row.turns] + list(history.notes)
     about = about_part(history) | {"kind": "history", "shared": shared}
     lines = head_lines(history)
     if len(lines) > 4:
-        span = f"{day(history.sweeps[0].ended_at)} to {day(history.sweeps[-1].ended_at)}"
+        span = f"{day(history.sweeps[0].when)} to {day(history.sweeps[-1].when)}"
         devices = ", ".join(sorted({device for sweep in history.sweeps for device in sweep.devices}))
         lines = [f"{len(names)} sweeps, {names[0]} to {names[-1]}, {span}, {devices}"]
     turned = sum(bool(row.turns) for row in history.rows)
@@ -155,14 +156,14 @@ def page(comparison: Comparison) -> Page:
     else:
         assert isinstance(comparison, History)
         own = history_page(comparison)
-    return detailed(own, comparison, [row.cell for row in comparison.rows])
+    return detailed(own, comparison)
 
 
-def detailed(page: Page, comparison: Comparison, cells: Sequence[Cell]) -> Page:
+def detailed(page: Page, comparison: Comparison) -> Page:
     """Return the page with its details and the notes that they make redundant."""
-    results = list({id(cell.result): cell.result for cell in cells}.values())
+    cells, results = [row.cell for row in comparison.rows], comparison.results
     flags = [flag for result in results for flag in result.flags]
-    sheets = [*_flags(Counter(flags)), *_statuses(cells), *_environments(comparison)]
+    sheets = (_flags(Counter(flags)), _statuses(results), _environments(comparison))
     redundant = [*flag_notes(flags), *reasons(cells), *differing_notes(comparison)]
     warnings = (
         *page.headline.warnings,
@@ -173,7 +174,7 @@ def detailed(page: Page, comparison: Comparison, cells: Sequence[Cell]) -> Page:
     )
     return replace(
         page,
-        details=tuple(sheets),
+        details=tuple(sheet for sheet in sheets if sheet.rows),
         detailed=frozenset(redundant),
         headline=replace(page.headline, warnings=warnings),
         made_by=tuple(dict.fromkeys(sweep.command for sweep in comparison.sweeps if sweep.command)),
@@ -183,9 +184,10 @@ def detailed(page: Page, comparison: Comparison, cells: Sequence[Cell]) -> Page:
 def _missing(comparison: Comparison) -> list[str]:
     """Return a sentence for each sweep that lacks jobs that its command is for."""
     return [
-        f"{run.name}: {run.planned - run.records} of {run.planned} jobs have no record yet; its command measures them"
+        f"{run.name}: {run.planned - len(run.results)} of {run.planned} jobs have no record yet; its command measures "
+        "them"
         for run in comparison.sweeps
-        if run.planned is not None and run.planned > run.records
+        if run.planned is not None and run.planned > len(run.results)
     ]
 
 
@@ -198,47 +200,34 @@ def _failed(results: Sequence[Result]) -> list[str]:
     return [f"{counts.total()} of {len(results)} jobs have no result ({each})"]
 
 
-def _flags(counts: Counter[str]) -> list[Sheet]:
-    if not counts:
-        return []
+def _flags(counts: Counter[str]) -> Sheet:
     columns = (Column("flag", "flag"), Column("jobs", "jobs"), Column("says", "meaning"))
     rows = [(name, counts[name], FLAGS.get(name, ("", ""))[1]) for name in sorted(counts)]
-    return [Sheet("flags", "flags", columns, tuple(rows))]
+    return Sheet("flags", "flags", columns, tuple(rows))
 
 
 _BAD: tuple[Tone, ...] = ("bad",)
 
 
-def _statuses(cells: Sequence[Cell]) -> list[Sheet]:
-    results = {id(cell.result): cell.result for cell in cells}.values()
+def _statuses(results: Sequence[Result]) -> Sheet:
     counts = Counter((job.status, job.label, job.reason or "") for job in results if job.status != "ok")
-    if not counts:
-        return []
-    columns = (
-        Column("status", "status"),
-        Column("backend", "backend"),
-        Column("jobs", "jobs"),
-        Column("reason", "reason"),
-    )
+    columns = tuple(Column(name, name) for name in ("status", "backend", "jobs", "reason"))
     rows = [(status, label, counts[status, label, reason], reason) for status, label, reason in sorted(counts)]
-    return [Sheet("statuses", "jobs without a result", columns, tuple(rows), _BAD * len(rows))]
+    return Sheet("statuses", "jobs without a result", columns, tuple(rows), _BAD * len(rows))
 
 
-def _environments(comparison: Comparison) -> list[Sheet]:
+def _environments(comparison: Comparison) -> Sheet:
     """A row per property and a column per sweep; differences first."""
-    by_sweep = [dict(sweep.environment) for sweep in comparison.sweeps]
-    names = sorted({name for values in by_sweep for name in values})
+    by_sweep = [environment_summary(sweep.results) for sweep in comparison.sweeps]
+    names = {name for values in by_sweep for name in values}
     rows = [(name, *(values.get(name, "") for values in by_sweep)) for name in names]
-    unlike = [len(set(row[1:])) > 1 for row in rows]
+    rows.sort(key=lambda row: (len(set(row[1:])) == 1, row[0]))
     columns = (
         Column("name", "environment"),
         *(Column(f"sweep{index}", sweep.name) for index, sweep in enumerate(comparison.sweeps)),
     )
-    ordered = sorted(zip(rows, unlike, strict=True), key=lambda pair: (not pair[1], pair[0][0]))
-    tones: list[Tone] = ["open" if differs else "" for _, differs in ordered]
-    return (
-        [Sheet("environment", "environment", columns, tuple(row for row, _ in ordered), tuple(tones))] if rows else []
-    )
+    tones: list[Tone] = ["open" if len(set(row[1:])) > 1 else "" for row in rows]
+    return Sheet("environment", "environment", columns, tuple(rows), tuple(tones))
 
 
 def _ties_sheet(ties: Sequence[Duel]) -> list[Sheet]:
@@ -259,11 +248,11 @@ def about_part(comparison: Comparison) -> dict[str, Any]:
             {
                 "name": sweep.name,
                 "place": sweep.place,
-                "records": sweep.records,
+                "records": len(sweep.results),
                 "planned": sweep.planned,
-                "devices": list(sweep.devices),
-                "torch": list(sweep.versions),
-                "ended_at": day(sweep.ended_at),
+                "devices": sweep.devices,
+                "torch": _torches(sweep),
+                "ended_at": day(sweep.when),
             }
             for sweep in comparison.sweeps
         ],
@@ -272,15 +261,19 @@ def about_part(comparison: Comparison) -> dict[str, Any]:
     }
 
 
+def _torches(sweep: Sweep) -> list[str]:
+    return sorted({str(result.environment.get("versions", {}).get("torch", "")) for result in sweep.results} - {""})
+
+
 def head_lines(comparison: Comparison) -> list[str]:
     """Return a line per sweep: its name, number of records, device and date."""
     return [
         ", ".join(
             [
-                f"{sweep.name}: {counted_of(sweep.records, sweep.planned, 'record')}",
+                f"{sweep.name}: {counted_of(len(sweep.results), sweep.planned, 'record')}",
                 *sweep.devices,
-                *(f"torch {version}" for version in sweep.versions),
-                day(sweep.ended_at),
+                *(f"torch {version}" for version in _torches(sweep)),
+                day(sweep.when),
             ]
         )
         for sweep in comparison.sweeps
@@ -341,7 +334,7 @@ def answer_in_brief(rivals: Rivals) -> str:
 
 def shared_in_brief(rivals: Rivals) -> str:
     """Return what all rows share, as Markdown; the report has the tables."""
-    shared = safe(shared_line(shared_values([row.cell for row in rivals.rows])))
+    shared = safe(shared_line(shared_values(rivals.rows)))
     return f"All cases: {shared}." if shared else ""
 
 

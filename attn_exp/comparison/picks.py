@@ -15,7 +15,7 @@ from attn_exp.comparison.fastest import winners_of
 from attn_exp.comparison.ranking import Ranking, by_group, is_tie
 from attn_exp.comparison.ratio import Spreads
 from attn_exp.comparison.rivals import compare_rivals
-from attn_exp.comparison.settled import Settlements, read_duels
+from attn_exp.comparison.settled import Settlements
 from attn_exp.core.case.case import Case
 from attn_exp.core.catalogue import about_backend, backend_options
 from attn_exp.core.dispatch_table import MODES, Bucket, DispatchTable, Margin, Mode, facts_of, inexpressible, normalised
@@ -75,7 +75,7 @@ def pick(
     fingerprint = _fingerprint(measured)
     spreads = spreads_for(results, None)
     metric = {mode: ChosenMetric("time_us", direction) for mode, direction in MODES.items()}
-    settlements = Settlements(read_duels(homes(together)))
+    settlements = Settlements(homes(together))
     buckets: list[Bucket] = []
     for mode, direction in MODES.items():
         cells = list(_inference(results) if mode == "inference" else _training(results))

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from attn_exp.comparison.answer_table import answer_table
-from attn_exp.comparison.columns import case_part, case_values, cell_values, value_columns
-from attn_exp.comparison.comparison import Comparison, SweepSummary, summarize_sweep
+from attn_exp.comparison.columns import NAMES, case_pairs, row_sheet, value_pairs
+from attn_exp.comparison.comparison import Comparison
 from attn_exp.comparison.fastest import Answer, answer_of
 from attn_exp.comparison.join import WAYS, comparable_groups, latest
 from attn_exp.comparison.ranking import Ranking, by_group, is_label, is_tie, open_pair, ranked, winners
@@ -19,7 +19,7 @@ from attn_exp.comparison.settled import Settlements
 from attn_exp.core.case.case import PASSES
 from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.record.flags import flag_marks
-from attn_exp.core.sheet.sheet import MARK, Column, Sheet, Tone, interval, split
+from attn_exp.core.sheet.sheet import MARK, Column, Pairs, Sheet, Tone, interval
 from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.duel_command import Duel, duels
 from attn_exp.results.fields import fields, getter, sortable
@@ -121,35 +121,28 @@ class Rivals(Comparison):
     def sheet(self) -> Sheet:
         """Return a row for each cell: its value, and its gain over the baseline or the best."""
         over = f"over {self.baseline}" if self.baseline else "of the best"
-        columns, values = split(
-            (
-                (Column("gain", over, "ratio"), lambda row: row.gain and row.gain.value),
-                (Column("gain_low", ""), lambda row: row.gain and row.gain.low),
-                (Column("gain_high", ""), lambda row: row.gain and row.gain.high),
-                (Column("interval", "95 %", joined=interval("gain_low", "gain_high", instead=None), spare=2), None),
-                (Column("best", ""), lambda row: MARK if row.best else ""),
-                # A narrow table omits intervals, but not why there is no value.
-                (
-                    Column("place", "best", joined=lambda row: row["best"] if row["status"] == "ok" else row["status"]),
-                    None,
-                ),
-                (Column("same_kernel", "same kernel", spare=4), lambda row: ", ".join(row.kernel)),
-                (Column("flags", ""), lambda row: " ".join(row.cell.flags)),
-                (Column("second_opinions", ""), lambda row: "; ".join(row.cell.result.second_opinions)),
-                (Column("marks", "marks", spare=1), lambda row: flag_marks(row.cell.flags)),
-                (Column("reason", ""), lambda row: row.cell.result.reason or ""),
-                (Column("job", ""), lambda row: row.cell.result.job),
-                (Column("sweep", "sweep" if len(self.sweeps) > 1 else ""), lambda row: row.cell.result.sweep),
-            )
+        pairs: Pairs = (
+            *case_pairs(self.rows),
+            *NAMES,
+            (Column("status", ""), lambda row: row.cell.result.status),
+            *value_pairs(self.metric),
+            (Column("gain", over, "ratio"), lambda row: row.gain and row.gain.value),
+            (Column("gain_low", ""), lambda row: row.gain and row.gain.low),
+            (Column("gain_high", ""), lambda row: row.gain and row.gain.high),
+            (Column("interval", "95 %", joined=interval("gain_low", "gain_high", instead=None), spare=2), None),
+            (Column("best", ""), lambda row: MARK if row.best else ""),
+            # A narrow table omits intervals, but not why there is no value.
+            (Column("place", "best", joined=lambda row: row["best"] if row["status"] == "ok" else row["status"]), None),
+            (Column("same_kernel", "same kernel", spare=4), lambda row: ", ".join(row.kernel)),
+            (Column("flags", ""), lambda row: " ".join(row.cell.flags)),
+            (Column("second_opinions", ""), lambda row: "; ".join(row.cell.result.second_opinions)),
+            (Column("marks", "marks", spare=1), lambda row: flag_marks(row.cell.flags)),
+            (Column("reason", ""), lambda row: row.cell.result.reason or ""),
+            (Column("job", ""), lambda row: row.cell.result.job),
+            (Column("sweep", "sweep" if len(self.sweeps) > 1 else ""), lambda row: row.cell.result.sweep),
         )
-        named = (Column("pass", "pass"), Column("backend", "backend"), Column("status", ""))
-        columns = (*case_part([row.cell for row in self.rows]), *named, *value_columns(self.metric), *columns)
-        rows = []
-        for row in self.rows:
-            names = (row.cell.direction, row.cell.result.label, row.cell.result.status)
-            rows.append((*case_values(row.cell), *names, *cell_values(row.cell, self.metric), *values(row)))
         tones: list[Tone] = ["bad" if row.cell.value is None else "best" if row.best else "" for row in self.rows]
-        return Sheet("rows", "", columns, tuple(rows), tuple(tones))
+        return row_sheet(self.rows, pairs, tones)
 
 
 def compare_rivals(
@@ -189,16 +182,14 @@ def compare_rivals(
         return [row for rows in ranks for row in rows]
 
     rows = ranking(Settlements())
-    summaries = tuple(summarize_sweep(sweep) for sweep in sweeps)
     ties = _ties(rows, metric)
     if ties and (settlements := duels_of()):
         rows = ranking(settlements)
         ties = _ties(rows, metric)
-    answer = answer_of(rows, metric, spreads, ties, settling(summaries))
+    answer = answer_of(rows, metric, spreads, ties, settling(sweeps))
     return Rivals(
         metric=metric,
-        sweeps=summaries,
-        broken=tuple(sentence for sweep in sweeps for sentence in sweep.broken),
+        sweeps=tuple(sweeps),
         notes=(
             *([_POWER] if metric.kind.of_power and answer.ties else ()),
             *([_SAME] if any(row.kernel for row in rows) else ()),
@@ -241,14 +232,14 @@ def _apart(groups: Sequence[Sequence[Cell]]) -> list[str]:
     return [f"rivals of {apart} cases ran on different GPUs of one model, which may differ by 2 %"] if apart else []
 
 
-def comparing(sweeps: Sequence[SweepSummary]) -> str:
+def comparing(sweeps: Sequence[Sweep]) -> str:
     """Return the command that compares the only sweep of a comparison; empty if it is not in a folder."""
     if len(sweeps) != 1 or not Path(sweeps[0].place).is_dir():
         return ""
     return shlex.join(["attn-exp", "compare", *sweep_words(Path(sweeps[0].place))])
 
 
-def settling(sweeps: Sequence[SweepSummary]) -> str:
+def settling(sweeps: Sequence[Sweep]) -> str:
     """Return the command that runs the duels of the only sweep of a comparison; empty if it is not in a folder."""
     command = comparing(sweeps)
     return command and f"{command} settle=true"

@@ -1,6 +1,6 @@
 """Decisions of duels about rows of a sweep: pairs that were measured side by side need no second duel."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,24 +20,6 @@ from attn_exp.results.result import Result
 from attn_exp.results.there import sweeps_in
 
 
-@dataclass(frozen=True, slots=True)
-class Duelled:
-    """The result of a duel between rivals `a` and `b` in one pass.
-
-    `times` is how many times as fast as b a is, with its 95 % interval `low` to `high`; the `verdict` is about a.
-    `duel` is the name of its folder.
-    """
-
-    a: Result
-    b: Result
-    direction: str
-    verdict: Verdict
-    times: float
-    low: float
-    high: float
-    duel: str
-
-
 class _Pair(msgspec.Struct, frozen=True):
     """One pair in `duel.json`; a bound that is infinite is null there."""
 
@@ -49,58 +31,50 @@ class _Pair(msgspec.Struct, frozen=True):
     verdict: Verdict
 
 
-def read_duels(homes: Iterable[Path]) -> list[Duelled]:
-    """Return what the duels in some folders of sweeps found, the oldest first. Files that are no duels are left out."""
-    found = [one for home in homes for folder in sweeps_in(home) for one in _read_duel(folder, home)]
-    return sorted(found, key=lambda one: one.a.finished_at)
-
-
-def _read_duel(folder: Path, home: Path) -> list[Duelled]:
-    path = folder / VERDICTS_NAME
-    if not (folder / DUEL_NAME).is_file() or not is_inside(path, home):
-        return []
-    try:
-        by_pass = msgspec.json.decode(read_whole(path, SHORT_BYTES), type=dict[str, list[_Pair]])
-        # A rival's folder begins with its letter, as its label does.
-        rivals = {result.job.partition("-")[0]: result for result in read_folder(folder).results}
-    except (OSError, UserError, *NOT_DECODED):
-        return []
-    return [
-        Duelled(a, b, direction, pair.verdict, 1 + pair.effect, 1 + pair.low, 1 + pair.high, folder.name)
-        for direction, pairs in by_pass.items()
-        for pair in pairs
-        if (a := rivals.get(pair.a[:1])) is not None and (b := rivals.get(pair.b[:1])) is not None
-        if pair.high is not None and -1 < pair.low <= pair.effect <= pair.high
-    ]
-
-
 @dataclass(frozen=True, slots=True)
 class Settled:
     """The decision of a duel: how many times as fast as the other a row is, with its 95 % interval.
 
-    `equal` says that both are equivalent; else the interval lies on one side of 1. `duel` is the name of its folder.
+    `equal` says that both are equivalent; else the interval lies on one side of 1.
     """
 
     value: float
     low: float
     high: float
     equal: bool
-    duel: str
+
+
+def _read_duel(folder: Path, home: Path) -> Iterator[tuple[Result, Result, str, Settled | None]]:
+    """Yield rivals a and b of the duel in a folder, their pass, and what it decided about a; nothing if it is none."""
+    path = folder / VERDICTS_NAME
+    if not (folder / DUEL_NAME).is_file() or not is_inside(path, home):
+        return
+    try:
+        by_pass = msgspec.json.decode(read_whole(path, SHORT_BYTES), type=dict[str, list[_Pair]])
+        # A rival's folder begins with its letter, as its label does.
+        rivals = {result.job.partition("-")[0]: result for result in read_folder(folder).results}
+    except (OSError, UserError, *NOT_DECODED):
+        return
+    for direction, pair in ((direction, pair) for direction, pairs in by_pass.items() for pair in pairs):
+        a, b = rivals.get(pair.a[:1]), rivals.get(pair.b[:1])
+        if a and b and pair.high is not None and -1 < pair.low <= pair.effect <= pair.high:
+            found = Settled(1 + pair.effect, 1 + pair.low, 1 + pair.high, pair.verdict == "equivalent")
+            yield a, b, direction, None if pair.verdict == "undecided" else found
 
 
 class Settlements:
-    """The pairs that duels decided; of several duels of one pair the latest counts, also if it decided nothing."""
+    """The pairs that duels in some folders of sweeps decided.
 
-    def __init__(self, duels: Iterable[Duelled] = ()) -> None:
+    Of several duels of one pair the latest counts, also if it decided nothing.
+    """
+
+    def __init__(self, homes: Iterable[Path] = ()) -> None:
         self._pairs: dict[Any, Settled | None] = {}
-        for duel in duels:
-            equal, decided = duel.verdict == "equivalent", duel.verdict != "undecided"
-            for (a, b), times, low, high in (
-                ((duel.a, duel.b), duel.times, duel.low, duel.high),
-                ((duel.b, duel.a), 1 / duel.times, 1 / duel.high, 1 / duel.low),
-            ):
-                found = Settled(times, low, high, equal, duel.duel) if decided else None
-                self._pairs[_side(a), _side(b), duel.direction] = found
+        found = [one for home in homes for folder in sweeps_in(home) for one in _read_duel(folder, home)]
+        for a, b, direction, one in sorted(found, key=lambda decision: decision[0].finished_at):
+            other = one and Settled(1 / one.value, 1 / one.high, 1 / one.low, one.equal)
+            self._pairs[_side(a), _side(b), direction] = one
+            self._pairs[_side(b), _side(a), direction] = other
 
     def __bool__(self) -> bool:
         """Whether there was any duel."""

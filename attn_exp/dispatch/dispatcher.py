@@ -128,7 +128,7 @@ class Dispatcher(AbstractContextManager["Dispatcher"]):
         seen = (query.shape, key.shape, value.shape, query.dtype, trains, heads_inside, is_causal, scale, enable_gqa)
         call = self._calls.get(seen)
         if call is None:
-            call = self._find(*seen)
+            call = self._find(seen)
         if call.function is not None:
             return call.function(query, key, value)
         if not call.order:
@@ -213,18 +213,15 @@ class Dispatcher(AbstractContextManager["Dispatcher"]):
     def _name(self, *seen: Any) -> str:
         """Return the name of the call for a shape. Dynamo calls this while it traces and keeps the result."""
         call = self._calls.get(seen)
-        return (self._find(*seen) if call is None else call).name
+        return (self._find(seen) if call is None else call).name
 
-    def _find(
-        self, q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], dtype: torch.dtype, trains: bool,
-        heads_inside: bool, is_causal: bool, scale: float | None, enable_gqa: bool,
-    ) -> _Call:  # fmt: skip
-        """Make and keep the call for a shape that is new."""
+    def _find(self, seen: tuple[Any, ...]) -> _Call:
+        """Make and keep the call for a shape that is new, and what else `attention` has seen of its arguments."""
         if len(self._calls) > _MOST_KEPT:
             self._calls.clear()
             self._steps.clear()
-        rest = (dtype, trains, heads_inside, is_causal, scale, enable_gqa)
-        step = self._step(q, k, v, rest)
+        q, k, v, dtype, trains, heads_inside, is_causal, scale, enable_gqa = seen
+        step = self._step(seen)
         call = self._steps.get(step)
         # In decoding each length is new. A call of SDPA is that of its step of lengths, a function is made for its own.
         if call is None or call.function is not None:
@@ -237,16 +234,17 @@ class Dispatcher(AbstractContextManager["Dispatcher"]):
                 choice = known or self._chooser.choice(case, mode)
                 call = replace(self._call(case, mode, scale, choice), choice=choice)
             self._steps.setdefault(step, call)
-        self._calls[(q, k, v, *rest)] = call
+        self._calls[seen] = call
         return call
 
-    def _step(self, q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], rest: tuple[Any, ...]) -> Any:
-        """Return the arguments of a call with its lengths rounded down to an eighth octave, if they were not measured.
+    def _step(self, seen: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return what was seen with lengths that were not measured rounded down to an eighth octave.
 
         A choice between measured shapes takes milliseconds.
         """
+        q, k, v, *rest = seen
         if not len(q) == len(k) == len(v) == 4 or (q[2], k[2]) in self._lengths:
-            return q, k, v, *rest
+            return seen
         return "step", *((*sizes[:2], _stepped(sizes[2]), sizes[3]) for sizes in (q, k, v)), *rest
 
     def _call(self, case: Case, mode: Mode, scale: float | None, choice: Choice) -> _Call:

@@ -21,19 +21,8 @@ from attn_exp.backends.sdpa import Flash, Math
 from attn_exp.core.case.case import Case
 from attn_exp.core.live_line import STAGE, STAGES
 from attn_exp.core.record.flags import host_reading, others_cores, telemetry_flags
+from attn_exp.doctor import clock_checks
 from attn_exp.doctor.bench import MEASURING, Bench, Finding, attention, flash_request, open_bench
-from attn_exp.doctor.clock_checks import (
-    a_busy_host_does_not_count,
-    a_plain_loop_takes_as_long,
-    copy_reaches_the_datasheet,
-    differences_are_found,
-    equal_things_are_equal,
-    event_floor_is_known,
-    sleep_is_linear,
-    the_flush_makes_caches_cold,
-    timers_agree,
-    twice_the_work_takes_twice_as_long,
-)
 from attn_exp.results.calibration import Calibration, device_key, write_calibration
 from attn_exp.timers.gpu import MARK
 from attn_exp.timers.trace import Activity, split_calls
@@ -92,19 +81,24 @@ def _status(bench: Bench, target: str) -> str:
 _INTERFERENCE = 0.5
 CHECKS: dict[str, tuple[Callable[[Bench], Finding], ...]] = {
     "cuda": (
-        sleep_is_linear,
-        event_floor_is_known,
-        copy_reaches_the_datasheet,
-        twice_the_work_takes_twice_as_long,
-        timers_agree,
-        a_busy_host_does_not_count,
-        the_flush_makes_caches_cold,
-        equal_things_are_equal,
-        differences_are_found,
+        clock_checks.sleep_is_linear,
+        clock_checks.event_floor_is_known,
+        clock_checks.copy_reaches_the_datasheet,
+        clock_checks.twice_the_work_takes_twice_as_long,
+        clock_checks.timers_agree,
+        clock_checks.a_busy_host_does_not_count,
+        clock_checks.the_flush_makes_caches_cold,
+        clock_checks.equal_things_are_equal,
+        clock_checks.differences_are_found,
         alarms_fire,
-        a_plain_loop_takes_as_long,
+        clock_checks.a_plain_loop_takes_as_long,
     ),
-    "cpu": (twice_the_work_takes_twice_as_long, equal_things_are_equal, differences_are_found, alarms_fire),
+    "cpu": (
+        clock_checks.twice_the_work_takes_twice_as_long,
+        clock_checks.equal_things_are_equal,
+        clock_checks.differences_are_found,
+        alarms_fire,
+    ),
 }
 
 

@@ -1,13 +1,12 @@
 """Find what the user named: a job's folder, a sweep's folder, a job in a sweep, or an MLflow run."""
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.record.file import FILE_NAME
 from attn_exp.core.redaction import redacted
-from attn_exp.results.read import read_files, read_folder, sweep_folders
+from attn_exp.results.read import Sweep, read_files, read_folder, sweep_folders
 from attn_exp.results.result import Result
 from attn_exp.tracking.location import DEFAULT_URI
 from attn_exp.tracking.mlflow_read import read_run, read_store
@@ -15,16 +14,8 @@ from attn_exp.tracking.mlflow_read import read_run, read_store
 _RUN = re.compile(r"[0-9a-f]{32}")
 
 
-@dataclass(frozen=True)
-class Found:
-    """The jobs of a sweep, and the one among them that the page is about; None for a page about the sweep.
-
-    `broken` says which of the sweep's records could not be read, and why.
-    """
-
-    results: tuple[Result, ...]
-    job: Result | None
-    broken: tuple[str, ...] = ()
+# A sweep, and the job of it that the page is about; None for a page about the sweep.
+Found = tuple[Sweep, Result | None]
 
 
 def find(word: str, home: Path, uri: str | None) -> Found:
@@ -54,12 +45,11 @@ def find(word: str, home: Path, uri: str | None) -> Found:
     folders = sweep_folders([word], home)
     if len(folders) > 1:
         raise UserError(f"'{word}' names {len(folders)} sweeps: name one, such as {folders[0].name}")
-    sweep_read = read_folder(folders[0])
-    results = sweep_read.results
-    if not results:
+    found = read_folder(folders[0])
+    if not found.results:
         raise UserError(f"{folders[0]} has no readable record: give another sweep")
-    only_one = len(results) == 1 and not sweep_read.broken
-    return Found(results, results[0] if only_one else None, sweep_read.broken)
+    only_one = len(found.results) == 1 and not found.broken
+    return found, found.results[0] if only_one else None
 
 
 def _in_sweep(folder: Path, name: str) -> Found:
@@ -68,7 +58,7 @@ def _in_sweep(folder: Path, name: str) -> Found:
     jobs = {result.path.parent.name: result for result in sweep.results}
     matching = [job for job in jobs if job == name] or [job for job in jobs if job.startswith(name)]
     if len(matching) == 1:
-        return Found(sweep.results, jobs[matching[0]])
+        return sweep, jobs[matching[0]]
     if matching:
         raise UserError(f"{len(matching)} jobs begin with '{name}': type more of its name, {', '.join(matching[:6])}")
     broken = [sentence for sentence in sweep.broken if f"/{name}" in sentence]
@@ -85,7 +75,7 @@ def _stored_sweep(name: str, uri: str) -> Found:
     (sweep,) = read_store(uri, "attn_exp", [name])
     if not sweep.results:
         raise UserError(f"sweep '{name}' has no readable record in {redacted(uri)}: give another sweep")
-    return Found(tuple(sweep.results), None, tuple(sweep.broken))
+    return sweep, None
 
 
 def _run(run: str, uri: str) -> Found:
@@ -95,4 +85,4 @@ def _run(run: str, uri: str) -> Found:
         raise UserError(f"run {run} has no readable record ({broken[0]}): give the job's folder instead")
     job = results[0]
     others = [other for one in read_store(uri, experiment, [sweep]) for other in one.results if other.job != job.job]
-    return Found((job, *others), job)
+    return Sweep(sweep, redacted(uri), (job, *others)), job

@@ -3,11 +3,10 @@
 import shlex
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_exp.comparison.join import method_key
 from attn_exp.core.case.case import NORMAL
 from attn_exp.core.errors import RecordError, UserError
 from attn_exp.core.files import write_whole
@@ -20,10 +19,10 @@ from attn_exp.core.sheet.render import grid
 from attn_exp.core.sheet.sheet import sheet_of
 from attn_exp.core.text import SHORT, WIDTH, duration, figures, filled, half_text
 from attn_exp.explain.conditions import condition_lines, judged_lines
-from attn_exp.explain.find import Found
 from attn_exp.explain.kernel_tables import kernel_tables
-from attn_exp.explain.rivals import against_fastest, kind, main_kernel, short
+from attn_exp.explain.rivals import against_fastest, ground, kind, main_kernel, short
 from attn_exp.results.cell import kernel_identity
+from attn_exp.results.read import Sweep
 from attn_exp.results.result import Result, named
 from attn_exp.results.store import user_path
 from attn_exp.results.table import table_order, time_text
@@ -34,16 +33,16 @@ _PLACEHOLDERS = ["SWEEP", "SWEEP/JOB"]
 _DYNAMO = {"graphs": "graphs", "graph_breaks": "breaks", "recompilations": "recompiled"}
 
 
-def sweep_page(target: Found) -> str:
+def sweep_page(sweep: Sweep) -> str:
     """Return the page of a sweep: a table per case, the fastest first, and which backends ran the same kernel."""
     groups: dict[Any, list[Result]] = defaultdict(list)
-    for result in sorted(target.results, key=table_order):
-        groups[result.case, method_key(result), result.device_name].append(result)
+    for result in sorted(sweep.results, key=table_order):
+        groups[ground(result)].append(result)
     cases = "one case" if len(groups) == 1 else f"{len(groups)} cases"
     first = next(iter(groups.values()))[0].path.parent
     # Runs of a store have no folder to name.
     words = [shlex.quote(str(user_path(one))) for one in (first.parent, first)] if first.is_dir() else _PLACEHOLDERS
-    parts = [f"sweep {target.results[0].sweep}: {len(target.results)} jobs on {cases}"]
+    parts = [f"sweep {sweep.results[0].sweep}: {len(sweep.results)} jobs on {cases}"]
     for key, results in list(groups.items())[:_CASES]:
         passes = results[0].measuring.passes
         several = sorted(named(results), key=lambda one: (one.status != "ok", _sum_us(one), one.label))
@@ -56,7 +55,7 @@ def sweep_page(target: Found) -> str:
         parts.append(
             f"{len(groups) - _CASES} of the {cases} are left out here; all of them: attn-exp compare {words[0]}"
         )
-    parts += [f"skipped: {sentence}" for sentence in target.broken]
+    parts += [f"skipped: {sentence}" for sentence in sweep.broken]
     parts.append(f"a page about one job, as of the first: attn-exp explain {words[1]}")
     return "\n\n".join(parts)
 
@@ -114,12 +113,11 @@ def keep_pages(results: Sequence[Result]) -> dict[str, Sequence[Path]]:
     rivals: dict[Any, list[Result]] = defaultdict(list)
     for result in results:
         # Each page takes only the results of its own case: all pairs of a thousand jobs would be a million.
-        rivals[result.case, method_key(result), result.device_name].append(result)
+        rivals[ground(result)].append(result)
     for job in results:
         own = job.path.parent / FOLDER
         if job.status == "ok" and own.is_dir() and not own.is_symlink():
-            same = rivals[job.case, method_key(job), job.device_name]
-            write_whole(own / PAGE, f"{job_page(job, same)}\n".encode())
+            write_whole(own / PAGE, f"{job_page(job, rivals[ground(job)])}\n".encode())
             kept[job.job] = [own / PAGE]
     return kept
 
@@ -127,7 +125,7 @@ def keep_pages(results: Sequence[Result]) -> dict[str, Sequence[Path]]:
 _BEYOND = "there is no other job on the same case"
 
 
-def job_page(job: Result, results: Iterable[Result]) -> str:
+def job_page(job: Result, results: Sequence[Result]) -> str:
     """Return the page of a job: what ran, each kernel's time, what limits it, and how it compares with `results`.
 
     Raises UserError if the record was deleted or is broken.
@@ -136,7 +134,6 @@ def job_page(job: Result, results: Iterable[Result]) -> str:
         record = job.record()
     except RecordError as error:
         raise UserError(f"{error}: run the sweep again") from error
-    several = list(results)
     parts = [_head(job, record)]
     if record.status != "ok":
         log = job.path.parent / LOG_NAME
@@ -151,7 +148,7 @@ def job_page(job: Result, results: Iterable[Result]) -> str:
     if record.status == "ok":
         parts.append(["What limits it", *_bounds(record)])
         lines = [
-            line for direction in record.request.measuring.passes for line in against_fastest(job, several, direction)
+            line for direction in record.request.measuring.passes for line in against_fastest(job, results, direction)
         ]
         parts.append(["Compared with the fastest on the same case", *(lines or [_BEYOND])])
     if record.profiles:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from typing import Any
 
 from attn_exp.comparison.answer import spreads_for
 from attn_exp.comparison.join import method_key
@@ -13,22 +14,16 @@ from attn_exp.results.cell import ChosenMetric, attends, cells_of
 from attn_exp.results.result import Result, named
 
 
-def rivals_of(job: Result, results: Iterable[Result], direction: str) -> list[Result]:
-    """Return the ok results of one pass on a job's case, the fastest first, with unique labels."""
-    key = f"{direction}/time_us"
-    same = [
-        result
-        for result in results
-        if result.status == "ok"
-        and key in result.metrics
-        and (result.case, method_key(result), result.device_name) == (job.case, method_key(job), job.device_name)
-    ]
-    return sorted(named(same), key=lambda one: one.metrics[key])
+def ground(result: Result) -> tuple[Any, ...]:
+    """Return what jobs share that are compared: the case, how it was measured, and the kind of machine."""
+    return result.case, method_key(result), result.device_name
 
 
 def against_fastest(job: Result, results: Iterable[Result], direction: str) -> list[str]:
     """Return sentences on how a job's pass compares with the fastest; none if there is no other job."""
-    several = rivals_of(job, results, direction)
+    key = f"{direction}/time_us"
+    same = [one for one in results if one.status == "ok" and key in one.metrics and ground(one) == ground(job)]
+    several = sorted(named(same), key=lambda one: one.metrics[key])
     own = next((one for one in several if one.path == job.path), None)
     if own is None or len(several) < 2:
         return []
@@ -43,7 +38,7 @@ def against_fastest(job: Result, results: Iterable[Result], direction: str) -> l
         return []
     at, other = 1 + rows.index(me), rows[0] if rows[0] is not me else rows[1]
     slow, fast = (me, other) if at > 1 else (other, me)
-    times = slow.cell.result.metrics[f"{direction}/time_us"] / fast.cell.result.metrics[f"{direction}/time_us"]
+    times = slow.cell.result.metrics[key] / fast.cell.result.metrics[key]
     tie = ": too close to call (attn-exp duel decides)" if me.best and other.best and other.label not in me.same else ""
     said = _time(other.cell.result, direction)
     if at > 1:

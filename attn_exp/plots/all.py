@@ -7,9 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attn_exp.comparison.changes import Changes
 from attn_exp.comparison.comparison import Comparison
-from attn_exp.comparison.history import History
 from attn_exp.comparison.rivals import Rivals
 from attn_exp.core.errors import UserError
 from attn_exp.core.sheet.sheet import Picture
@@ -39,42 +37,26 @@ def charts(comparison: Comparison) -> Iterator[Chart]:
 
     Raises UserError if matplotlib is not installed.
     """
-    for draw in _draws(comparison):
+    for draw in draws(comparison).values():
         if (chart := draw()) is not None:
             yield chart
 
 
-def _draws(comparison: Comparison) -> list[Callable[[], Chart | None]]:
-    if not available():
-        raise UserError(MISSING)
-    draws: list[Callable[[], Chart | None]] = []
-    if isinstance(comparison, Rivals):
-        draws.append(partial(heatmap_chart, comparison))
-    results = one_each(results_of(comparison))
-    draws += [partial(draw, results) for draw in _OF_RESULTS.values()]
-    return draws
-
-
-def chart_of(rivals: Rivals, kind: str) -> Chart | None:
-    """Return one of the `KINDS` of charts of a sweep's backends; None if its results do not give it.
+def draws(comparison: Comparison) -> dict[str, Callable[[], Chart | None]]:
+    """Return what draws each chart of a comparison by the chart's name; None comes of it if the results give none.
 
     Raises UserError if matplotlib is not installed.
     """
     if not available():
         raise UserError(MISSING)
-    return heatmap_chart(rivals) if kind == "heatmap" else _OF_RESULTS[kind](one_each(results_of(rivals)))
+    results = one_each(comparison.results)
+    found: dict[str, Callable[[], Chart | None]] = {name: partial(draw, results) for name, draw in _OF_RESULTS.items()}
+    return {"heatmap": partial(heatmap_chart, comparison), **found} if isinstance(comparison, Rivals) else found
 
 
 def pictures(comparison: Comparison) -> list[Picture]:
     """Return the charts of a comparison as pictures of a report. Raises UserError if matplotlib is not installed."""
     return [Picture(chart.title, chart.caption, svg(chart, bare=True)) for chart in charts(comparison)]
-
-
-def results_of(comparison: Comparison) -> "list[Result]":
-    """Return the distinct results of a comparison; of several sweeps, the latest ones."""
-    if not isinstance(comparison, (Rivals, Changes, History)):
-        raise TypeError(f"there are no charts for {type(comparison).__name__}")
-    return list({id(row.cell.result): row.cell.result for row in comparison.rows}.values())
 
 
 def write_charts(
@@ -86,7 +68,7 @@ def write_charts(
     folder cannot be written.
     """
     began, written = time.monotonic(), list[Path]()
-    for draw in _draws(comparison):
+    for draw in draws(comparison).values():
         if written and time.monotonic() - began > limit_s:
             left_out()
             break

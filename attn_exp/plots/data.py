@@ -23,10 +23,9 @@ def measured(results: Iterable["Result"], *metrics: str) -> "list[Result]":
     ]
 
 
-def passes_of(results: "Iterable[Result]", metric: str) -> list[str]:
+def passes_of(results: "Sequence[Result]", metric: str) -> list[str]:
     """Return the passes in which any result has a metric."""
-    several = list(results)
-    return [side for side in PASSES if any(f"{side}/{metric}" in result.metrics for result in several)]
+    return [side for side in PASSES if any(f"{side}/{metric}" in result.metrics for result in results)]
 
 
 def length(case: Case) -> int:
@@ -64,17 +63,16 @@ def families(results: "Iterable[Result]") -> "list[list[Result]]":
     return sorted(several, key=lambda one: -len({length(result.case) for result in one}))
 
 
-def case_names(results: "Iterable[Result]", leave_out: Sequence[str] = ()) -> "Callable[[Result], str]":
+def case_names(results: "Sequence[Result]", leave_out: Sequence[str] = ()) -> "Callable[[Result], str]":
     """Return a function that names a case briefly, by the sizes in which these results differ."""
-    several = list(results)
     varying = [
         name
         for name in case_columns()
-        if name not in leave_out and len({repr(getattr(result.case, name)) for result in several}) > 1
+        if name not in leave_out and len({repr(getattr(result.case, name)) for result in results}) > 1
     ]
-    if "q_len" in varying and "kv_len" in varying and all(result.case.square for result in several):
+    if "q_len" in varying and "kv_len" in varying and all(result.case.square for result in results):
         varying.remove("kv_len")
-    others = [get for get in _BESIDE if "model" not in leave_out and len({get(result) for result in several}) > 1]
+    others = [get for get in _BESIDE if "model" not in leave_out and len({get(result) for result in results}) > 1]
 
     def name_of(result: "Result") -> str:
         words = [_word(name, getattr(result.case, name), result.case) for name in varying]

@@ -1,12 +1,11 @@
 """Style: colours and markers of backends, figures without pyplot, captions, and files."""
 
-import contextlib
 import importlib.util
 import io
 import re
 import textwrap
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,11 +59,14 @@ class Chart:
 
         Raises UserError if the folder cannot be written.
         """
+        vector, pixels = (Path(folder) / f"{self.name}.{ending}" for ending in ("svg", "png"))
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
-            return save(self, Path(folder))
+            write_whole(vector, f'<?xml version="1.0" encoding="utf-8"?>\n{svg(self)}\n'.encode())
+            write_whole(pixels, png(self.figure, dpi=100))
         except OSError as error:
             raise UserError(f"cannot write plots to {folder} ({error.strerror}): choose another folder") from error
+        return [vector, pixels]
 
     def _repr_svg_(self) -> str:
         return svg(self)
@@ -186,25 +188,17 @@ def svg(chart: Chart, *, bare: bool = False) -> str:
     width, height = chart.figure.get_size_inches()
     # Not "tight", which draws everything once more.
     part: dict[str, Any] = {"bbox_inches": Bbox([[0, chart.below], [width, height - _TITLE]])} if bare else {}
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": chart.name}), _without(chart, bare):
+    hidden = [text for text in chart.figure.texts if bare and text.get_gid() == _CAPTION]
+    for line in hidden:
+        line.set_visible(False)
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": chart.name}):
         chart.figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, **part)
+    for line in hidden:
+        line.set_visible(True)
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, count=1, flags=re.DOTALL)
     return re.sub(r"<g id=\"[a-zA-Z0-9_.]+\"", "<g", text).rstrip()
-
-
-@contextlib.contextmanager
-def _without(chart: Chart, bare: bool) -> Iterator[None]:
-    """Hide title and caption for a while, if the chart is to be bare."""
-    hidden = [text for text in chart.figure.texts if text.get_gid() == _CAPTION]
-    for text in hidden:
-        text.set_visible(not bare)
-    try:
-        yield
-    finally:
-        for text in hidden:
-            text.set_visible(True)
 
 
 def png(figure: Any, dpi: int) -> bytes:
@@ -212,11 +206,3 @@ def png(figure: Any, dpi: int) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=dpi)
     return buffer.getvalue()
-
-
-def save(chart: Chart, folder: Path) -> list[Path]:
-    """Write the chart as NAME.svg and NAME.png and return their paths."""
-    vector, pixels = folder / f"{chart.name}.svg", folder / f"{chart.name}.png"
-    write_whole(vector, f'<?xml version="1.0" encoding="utf-8"?>\n{svg(chart)}\n'.encode())
-    write_whole(pixels, png(chart.figure, dpi=100))
-    return [vector, pixels]

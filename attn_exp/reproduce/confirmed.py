@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from attn_exp.comparison.columns import row_sheet
 from attn_exp.comparison.comparison import case_order
 from attn_exp.comparison.environment import REFUSED, differences
 from attn_exp.comparison.join import joined
 from attn_exp.comparison.ratio import gain
 from attn_exp.core.errors import UserError
-from attn_exp.core.sheet.sheet import Column, Headline, Page, Sheet, split
+from attn_exp.core.sheet.sheet import Column, Headline, Page, Pairs
 from attn_exp.core.stats.interval import combined
 from attn_exp.reproduce.judged import CONTRADICTED, REPRODUCED
 from attn_exp.reproduce.page import RATIO
@@ -125,17 +126,15 @@ def _given(old: Cell, new: Cell) -> list[str]:
 
 def confirmed_page(rows: Sequence[Confirmed]) -> Page:
     """Return the page of a sweep's passes beside those that were measured again; the others are counted."""
-    columns, values = split(
-        (
-            (Column("case", "case"), lambda row: row.there.result.case.label()),
-            (Column("backend", "backend"), lambda row: row.there.result.label),
-            (Column("pass", "pass"), lambda row: row.there.short),
-            (Column("there_us", "there us", "figure"), lambda row: row.there.value),
-            (Column("here_us", "here us", "figure"), lambda row: row.here.value if row.here else None),
-            *RATIO,
-            (Column("verdict", "verdict"), lambda row: row.verdict),
-            (Column("differs", ""), lambda row: row.differs),
-        )
+    pairs: Pairs = (
+        (Column("case", "case"), lambda row: row.there.result.case.label()),
+        (Column("backend", "backend"), lambda row: row.there.result.label),
+        (Column("pass", "pass"), lambda row: row.there.short),
+        (Column("there_us", "there us", "figure"), lambda row: row.there.value),
+        (Column("here_us", "here us", "figure"), lambda row: row.here.value if row.here else None),
+        *RATIO,
+        (Column("verdict", "verdict"), lambda row: row.verdict),
+        (Column("differs", ""), lambda row: row.differs),
     )
     counts, every = Counter(row.verdict for row in rows), len(rows)
     rows = [row for row in rows if row.here is not None]
@@ -147,5 +146,4 @@ def confirmed_page(rows: Sequence[Confirmed]) -> Page:
         *(f"{row.there.result.label} {row.there.result.case.label()}: {row.differs}" for row in rows if row.differs),
     )
     about = {"kind": "confirmed", "passes": every, "within_3_percent": near, **counts}
-    sheet = Sheet("rows", "", columns, tuple(map(values, rows)))
-    return Page(about, (), (sheet,), notes, headline=Headline((summary,)))
+    return Page(about, (), (row_sheet(rows, pairs),), notes, headline=Headline((summary,)))

@@ -22,19 +22,11 @@ _FLOPS = {"exact_mask": flops, "common": flops_common_convention, "sdpa": flops_
 # The keys of a case that a figure's overrides set, and the fields that they set.
 _CASE_KEYS = {
     "batch": ("batch",),
-    "model.q_heads": ("q_heads",),
-    "model.kv_heads": ("kv_heads",),
-    "model.head_dim": ("head_dim",),
-    "model.value_dim": ("value_dim",),
+    **{f"model.{name}": (name,) for name in ("q_heads", "kv_heads", "head_dim", "value_dim")},
     "seq_len": ("q_len", "kv_len"),
-    "q_len": ("q_len",),
-    "kv_len": ("kv_len",),
-    "causal": ("causal",),
-    "align": ("align",),
-    "window": ("window",),
-    "layout": ("layout",),
-    "dtype": ("dtype",),
+    **{name: (name,) for name in ("q_len", "kv_len", "causal", "align", "window", "layout", "dtype")},
 }
+_NEEDED = ("batch", "model.q_heads", "model.head_dim", "seq_len", "causal", "dtype")
 # Keys that every configuration has and in which no two choices of a group differ: these vary inside of one run.
 _VARIED = ("batch", "model.q_heads", "model.kv_heads", "model.head_dim", "model.value_dim", "seq_len", "causal",
            "window")  # fmt: skip
@@ -45,8 +37,42 @@ CONDITIONS = ("layout", "regime", "l2")
 _SETTINGS = ("regime", "l2", "deterministic")
 
 
-@dataclass(frozen=True)
-class Source:
+_Positive = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class _Library(msgspec.Struct, forbid_unknown_fields=True):
+    backend: str | None = None
+    version: str = ""
+    cannot_run: str = ""
+
+
+class _Row(msgspec.Struct, forbid_unknown_fields=True, rename={"direction": "pass"}):
+    id: str
+    library: str
+    direction: Literal["forward", "backward", "step"]
+    overrides: str = ""
+    tflops: _Positive | None = None
+    time_us: _Positive | None = None
+    status: Status | None = None
+    why: str = ""
+    note: str = ""
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    title: str
+    url: str
+    place: str
+    gpu: str
+    counting: Counting
+    libraries: dict[str, _Library]
+    figures: list[_Row]
+    overrides: str = ""
+    reading: Annotated[float, msgspec.Meta(ge=0, lt=0.5)] = 0.0
+    note: str = ""
+    evidence: str = ""
+
+
+class Source(_File, kw_only=True):
     """The source of figures: its name (the file's), citation, hardware, and what its figures share.
 
     `counting` is the convention of its FLOPs, `reading` the relative error of figures read off a chart. `evidence` is
@@ -54,14 +80,6 @@ class Source:
     """
 
     name: str
-    title: str
-    url: str
-    place: str
-    gpu: str
-    counting: Counting
-    reading: float
-    note: str
-    evidence: str
 
     @property
     def chip(self) -> Peak | None:
@@ -81,7 +99,6 @@ class Figure:
     source: Source
     id: str
     library: str
-    version: str
     backend: str | None
     overrides: tuple[str, ...]
     case: Case
@@ -121,48 +138,11 @@ class Figure:
         """The figure as published, and its unit."""
         if self.tflops is not None:
             return self.tflops, "TFLOPS"
-        assert self.time_us is not None
-        return self.time_us, "us"
+        return self.us, "us"
 
-    def words(self, *, passes: Sequence[str] = ()) -> list[str]:
-        """Return the overrides with the backend, and with the passes unless they are the default ones."""
-        backend = [f"backend={self.backend}"] if self.backend else []
-        return [*backend, *self.overrides, *([f"passes=[{','.join(passes)}]"] if passes else [])]
-
-
-_Positive = Annotated[float, msgspec.Meta(gt=0)]
-
-
-class _Library(msgspec.Struct, forbid_unknown_fields=True):
-    backend: str | None = None
-    version: str = ""
-    cannot_run: str = ""
-
-
-class _Row(msgspec.Struct, forbid_unknown_fields=True, rename={"direction": "pass"}):
-    id: str
-    library: str
-    direction: Literal["forward", "backward", "step"]
-    overrides: str = ""
-    tflops: _Positive | None = None
-    time_us: _Positive | None = None
-    status: Status | None = None
-    why: str = ""
-    note: str = ""
-
-
-class _File(msgspec.Struct, forbid_unknown_fields=True):
-    title: str
-    url: str
-    place: str
-    gpu: str
-    counting: Counting
-    libraries: dict[str, _Library]
-    figures: list[_Row]
-    overrides: str = ""
-    reading: Annotated[float, msgspec.Meta(ge=0, lt=0.5)] = 0.0
-    note: str = ""
-    evidence: str = ""
+    def words(self) -> list[str]:
+        """Return the overrides with the backend."""
+        return [*([f"backend={self.backend}"] if self.backend else []), *self.overrides]
 
 
 def read_published(folder: Path | None = None) -> list[Figure]:
@@ -186,13 +166,11 @@ def read_file(file: Path) -> list[Figure]:
         raise UserError(f"{file} cannot be read: {error.strerror}") from error
     except (*NOT_DECODED, ValueError) as error:
         raise UserError(f"{file} is no file of published figures: {brief(' '.join(str(error).split()))}") from error
-    source = Source(
-        file.stem, data.title, data.url, data.place, data.gpu, data.counting, data.reading, data.note, data.evidence
-    )
+    source = Source(name=file.stem, **msgspec.structs.asdict(data))
     figures, seen = [], set[str]()
-    for row in data.figures:
+    for row in source.figures:
         try:
-            figures.append(_figure(source, data, row))
+            figures.append(_figure(source, row))
         except UserError as error:
             raise UserError(f"{file}: figure {row.id}: {error}") from error
         if row.id in seen:
@@ -201,33 +179,23 @@ def read_file(file: Path) -> list[Figure]:
     return figures
 
 
-def _figure(source: Source, data: _File, row: _Row) -> Figure:
+def _figure(source: Source, row: _Row) -> Figure:
     if row.tflops is None and row.time_us is None:
         raise UserError("it has no unit: write tflops=... or time_us=...")
-    library = data.libraries.get(row.library)
+    library = source.libraries.get(row.library)
     if library is None:
-        raise UserError(f"its library {row.library} is not among libraries: {nearest(row.library, data.libraries)}")
+        raise UserError(f"its library {row.library} is not among libraries: {nearest(row.library, source.libraries)}")
     # The figure's own words take the place of the source's.
-    words = {word.partition("=")[0]: word for word in (*data.overrides.split(), *row.overrides.split())}
+    words = {word.partition("=")[0]: word for word in (*source.overrides.split(), *row.overrides.split())}
     case, settings = _parsed(words)
-    status: Status = row.status or ("cannot_run" if library.backend is None else "not_run")
-    why = row.why or library.cannot_run
-    return Figure(
-        source=source,
-        id=row.id,
-        library=row.library,
-        version=library.version,
-        backend=None if status == "cannot_run" else library.backend,
-        overrides=tuple(words.values()),
-        case=case,
-        settings=settings,
-        direction=row.direction,
-        tflops=row.tflops,
-        time_us=row.time_us,
-        status=status,
-        why=why,
-        note=row.note,
-    )
+    status = row.status or ("cannot_run" if library.backend is None else "not_run")
+    follows = {
+        "backend": None if status == "cannot_run" else library.backend,
+        "overrides": tuple(words.values()),
+        "status": status,
+        "why": row.why or library.cannot_run,
+    }
+    return Figure(source=source, case=case, settings=settings, **msgspec.structs.asdict(row) | follows)
 
 
 def _parsed(words: Mapping[str, str]) -> tuple[Case, dict[str, str]]:
@@ -244,13 +212,10 @@ def _parsed(words: Mapping[str, str]) -> tuple[Case, dict[str, str]]:
             near = nearest(key, [*_CASE_KEYS, *_SETTINGS])
             raise UserError(f"its override {word} is none that a figure may have: {near}")
     fields = {"kv_heads": fields.get("q_heads"), "value_dim": fields.get("head_dim")} | fields
-    missing = [key for key, names in _CASE_KEYS.items() if key in _NEEDED and not set(names) <= set(fields)]
+    missing = [key for key in _NEEDED if not set(_CASE_KEYS[key]) <= set(fields)]
     if missing:
         raise UserError(f"its overrides lack {', '.join(missing)}")
     return Case(**fields), settings
-
-
-_NEEDED = ("batch", "model.q_heads", "model.head_dim", "seq_len", "causal", "dtype")
 
 
 def _value(key: str, text: str) -> Any:

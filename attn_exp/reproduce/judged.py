@@ -124,15 +124,11 @@ def _judged(figure: Figure, candidates: Sequence[Measured]) -> Judged:
     ]
     if figure.backend is None or not fitting:
         return Judged(figure, None)
+    # Of several that are equal, the latest: `max` returns the first.
     best = max(
-        enumerate(fitting),
-        key=lambda pair: (
-            pair[1].time_us is not None,
-            same_gpu(figure, pair[1].gpu),
-            -len(_differing(figure, pair[1])),
-            pair[0],
-        ),
-    )[1]
+        reversed(fitting),
+        key=lambda one: (one.time_us is not None, same_gpu(figure, one.gpu), -len(_differing(figure, one))),
+    )
     differs = "; ".join(_differing(figure, best))
     if best.time_us is None:
         return Judged(figure, best, differs=differs)
@@ -162,31 +158,26 @@ def _differing(figure: Figure, measured: Measured) -> list[str]:
 
 def from_results(results: Iterable[Result]) -> list[Measured]:
     """Return the passes of a sweep's results."""
+    plain = (one for one in results if one.case.workload is None and one.compile.mode == "none")
     found = []
-    for result in sorted(results, key=lambda one: one.finished_at):
-        if result.case.workload is not None or result.compile.mode != "none":
-            continue
-        for cell in cells_of([result], ChosenMetric()):
-            found.append(
-                Measured(
-                    case=result.case,
-                    backend=str(result.backend["name"]),
-                    deterministic=result.backend.get("deterministic") is True,
-                    direction=cell.direction,
-                    status=result.status,
-                    reason=result.reason or "",
-                    time_us=cell.value,
-                    half=cell.half,
-                    gpu=result.device_name,
-                    conditions={
-                        "layout": result.case.layout,
-                        "regime": result.measuring.regime,
-                        "l2": result.measuring.l2,
-                    },
-                    flags=cell.flags,
-                    place=result.sweep,
-                )
+    for cell in cells_of(sorted(plain, key=lambda one: one.finished_at), ChosenMetric(), turns=False):
+        result, way = cell.result, cell.result.measuring
+        found.append(
+            Measured(
+                case=result.case,
+                backend=str(result.backend["name"]),
+                deterministic=result.backend.get("deterministic") is True,
+                direction=cell.direction,
+                status=result.status,
+                reason=result.reason or "",
+                time_us=cell.value,
+                half=cell.half,
+                gpu=result.device_name,
+                conditions={"layout": result.case.layout, "regime": way.regime, "l2": way.l2},
+                flags=cell.flags,
+                place=result.sweep,
             )
+        )
     return found
 
 

@@ -6,13 +6,14 @@ from operator import attrgetter
 from textwrap import shorten
 from typing import Any, get_args
 
+from attn_exp.comparison.columns import row_sheet
 from attn_exp.core.case.fields import case_columns
-from attn_exp.core.case.filter import Filter, Getter
-from attn_exp.core.errors import UserError
-from attn_exp.core.sheet.sheet import Column, Headline, Page, Sheet, split
+from attn_exp.core.case.filter import Getter
+from attn_exp.core.sheet.sheet import Column, Headline, Page, Pairs, Sheet
 from attn_exp.core.text import SHORT
 from attn_exp.reproduce.figures import Figure, Status
 from attn_exp.reproduce.judged import Judged
+from attn_exp.results.fields import kept_by
 
 
 def _interval(values: dict[str, Any]) -> str:
@@ -30,33 +31,20 @@ RATIO = (
 _REASON = 140
 
 _FIELDS: dict[str, Getter] = {
-    "source": lambda figure: figure.source.name,
-    "id": lambda figure: figure.id,
-    "library": lambda figure: figure.library,
-    "backend": lambda figure: figure.backend,
+    "source": attrgetter("source.name"),
+    **{name: attrgetter(name) for name in ("id", "library", "backend")},
     "gpu": lambda figure: figure.source.chip.name if figure.source.chip else figure.source.gpu,
-    "pass": lambda figure: figure.direction,
-    "status": lambda figure: figure.status,
-    "deterministic": lambda figure: figure.deterministic,
+    "pass": attrgetter("direction"),
+    **{name: attrgetter(name) for name in ("status", "deterministic")},
     "seq_len": lambda figure: max(figure.case.q_len, figure.case.kv_len),
-    "tflops": lambda figure: figure.tflops,
-    "time_us": lambda figure: figure.time_us,
-    **{name: lambda figure, name=name: getattr(figure.case, name) for name in case_columns()},  # type: ignore[misc]
+    **{name: attrgetter(name) for name in ("tflops", "time_us")},
+    **{name: attrgetter(f"case.{name}") for name in case_columns()},
 }
 
 
 def filtered(figures: Sequence[Figure], expression: str) -> list[Figure]:
     """Return the figures for which an expression holds. Raises UserError if it is wrong, or holds for none."""
-
-    def values(name: str) -> list[Any]:
-        return [value for value in dict.fromkeys(map(_FIELDS[name], figures)) if value is not None]
-
-    filter_ = Filter(expression, _FIELDS, values, f"the fields are {', '.join(_FIELDS)}")
-    test = filter_.test()
-    kept = [figure for figure in figures if test(figure)]
-    if not kept:
-        raise UserError(f"{filter_.shown} matches none of the {len(figures)} figures: relax it")
-    return kept
+    return kept_by(expression, figures, _FIELDS, f"the fields are {', '.join(_FIELDS)}", "figures")
 
 
 def sources_page(figures: Sequence[Figure]) -> Page:
@@ -86,29 +74,26 @@ def sources_page(figures: Sequence[Figure]) -> Page:
 def judged_page(judged: Sequence[Judged]) -> Page:
     """Return the page of figures beside what was measured: figure, ours, ratio with interval, verdict."""
     mixed = len({row.figure.source.name for row in judged}) > 1
-    columns, values = split(
-        (
-            (Column("figure", "figure"), lambda row: row.figure.name if mixed else row.figure.id),
-            (Column("published", "published", "figure"), lambda row: row.figure.value[0]),
-            (Column("unit", "unit"), lambda row: row.figure.value[1]),
-            (Column("ours", "ours", "figure"), lambda row: row.ours),
-            *RATIO,
-            (Column("verdict", "verdict"), lambda row: row.said),
-            (Column("status", ""), lambda row: row.figure.status),
-            (Column("differs", "measured differently", spare=1), lambda row: row.differs),
-            (Column("pass", ""), lambda row: SHORT.get(row.figure.direction, row.figure.direction)),
-            (Column("case", ""), lambda row: row.figure.case.label()),
-            (Column("backend", ""), lambda row: row.figure.backend or ""),
-            (Column("gpu", ""), lambda row: row.figure.source.gpu),
-            (Column("our_gpu", ""), lambda row: row.measured.gpu if row.measured else ""),
-            (Column("counting", ""), lambda row: row.figure.source.counting),
-            (Column("measured_in", ""), lambda row: row.measured.place if row.measured else ""),
-            (Column("overrides", ""), lambda row: " ".join(row.figure.words())),
-            (Column("url", ""), lambda row: row.figure.source.url),
-            (Column("place", ""), lambda row: row.figure.source.place),
-        )
+    pairs: Pairs = (
+        (Column("figure", "figure"), lambda row: row.figure.name if mixed else row.figure.id),
+        (Column("published", "published", "figure"), lambda row: row.figure.value[0]),
+        (Column("unit", "unit"), lambda row: row.figure.value[1]),
+        (Column("ours", "ours", "figure"), lambda row: row.ours),
+        *RATIO,
+        (Column("verdict", "verdict"), lambda row: row.said),
+        (Column("status", ""), lambda row: row.figure.status),
+        (Column("differs", "measured differently", spare=1), lambda row: row.differs),
+        (Column("pass", ""), lambda row: SHORT.get(row.figure.direction, row.figure.direction)),
+        (Column("case", ""), lambda row: row.figure.case.label()),
+        (Column("backend", ""), lambda row: row.figure.backend or ""),
+        (Column("gpu", ""), lambda row: row.figure.source.gpu),
+        (Column("our_gpu", ""), lambda row: row.measured.gpu if row.measured else ""),
+        (Column("counting", ""), lambda row: row.figure.source.counting),
+        (Column("measured_in", ""), lambda row: row.measured.place if row.measured else ""),
+        (Column("overrides", ""), lambda row: " ".join(row.figure.words())),
+        (Column("url", ""), lambda row: row.figure.source.url),
+        (Column("place", ""), lambda row: row.figure.source.place),
     )
-    rows = tuple(map(values, judged))
     counts = Counter(row.verdict for row in judged if row.verdict is not None)
     without = len(judged) - sum(counts.values())
     parts = [f"{counts[name]} {name.replace('_', ' ')}" for name in get_args(Status)[:4]]
@@ -136,4 +121,4 @@ def judged_page(judged: Sequence[Judged]) -> Page:
     )
     verdicts: dict[str, int] = {str(name): count for name, count in counts.items()}
     about = {"kind": "reproduced", "figures": len(judged), **verdicts}
-    return Page(about, (), (Sheet("rows", "", columns, rows),), notes, headline=Headline((summary,)))
+    return Page(about, (), (row_sheet(judged, pairs),), notes, headline=Headline((summary,)))

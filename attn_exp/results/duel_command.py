@@ -61,18 +61,10 @@ def duel_command(a: Result, b: Result, passes: Collection[str]) -> str:
         words.append(f"passes=[{','.join(name for name in PASSES if name in passes)}]")
     # A CPU cannot settle a tie that a GPU left open.
     words.append(f"device={a.device}")
-    if a.measuring.timer != _DEFAULT_TIMER.get(a.device):
-        words.append(f"timer={a.measuring.timer}")
-    if a.measuring.regime != "sustained":
-        words.append(f"regime={a.measuring.regime}")
-    if a.measuring.inputs != NORMAL:
-        words.append(f"inputs={a.measuring.inputs}")
-    if a.measuring.accumulate:
-        words.append("accumulate=true")
-    if a.measuring.gold != "float32":
-        words.append(f"gold={a.measuring.gold}")
-    if a.device == "cuda" and a.measuring.l2 != "cold":
-        words.append(f"l2={a.measuring.l2}")
+    usual = {"timer": _DEFAULT_TIMER.get(a.device), "regime": "sustained", "inputs": NORMAL, "accumulate": False}
+    usual |= {"gold": "float32"} | ({"l2": "cold"} if a.device == "cuda" else {})
+    ways = {name: getattr(a.measuring, name) for name in usual}
+    words += [f"{name}={word(value)}" for name, value in ways.items() if value != usual[name]]
     if not a.caches:
         words.append("caches=false")
     if a.compile == b.compile:
@@ -129,17 +121,12 @@ def case_words(case: Case, model: str) -> list[str]:
 
 def _rival(letter: str, result: Result) -> list[str]:
     """One rival's backend and those of its options that its YAML does not bring."""
-    name, options = str(result.backend.get("name")), dict(result.backend)
+    name = str(result.backend.get("name"))
     own = choice("backend", name)
-    base = name if own else "eager"
-    known = own or choice("backend", "eager")
-    words = [f"{letter}={base}"]
-    words += [
-        f"{letter}.{key}={word(value)}"
-        for key, value in flat(options).items()
-        if flat(known).get(key, MISSING) != value
-    ]
-    return words
+    known = flat(own or choice("backend", "eager"))
+    changed = {key: value for key, value in flat(result.backend).items() if known.get(key, MISSING) != value}
+    options = [f"{letter}.{key}={word(value)}" for key, value in changed.items()]
+    return [f"{letter}={name if own else 'eager'}", *options]
 
 
 def _sizes(model: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,19 +1,22 @@
 """Fields: the names that `where=`, `by=` and `sort=` accept, and how to get their values from a cell."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from attn_exp.core.case.case import PASSES
 from attn_exp.core.case.fields import case_columns
-from attn_exp.core.case.filter import Getter, unknown_field
-from attn_exp.core.errors import nearest
+from attn_exp.core.case.filter import Filter, Getter, typed_lists, unknown_field
+from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.record.flags import FLAGS
 from attn_exp.core.record.metrics import METRICS
 from attn_exp.core.source import short
 from attn_exp.core.text import word
 from attn_exp.results.cell import Cell, metric_names
 
+Item = TypeVar("Item")
+# How a job was measured, as far as it tells rows of one case apart.
+WAYS = ("timer", "regime", "l2", "inputs", "accumulate", "gold")
 _OWN: dict[str, Getter] = {
     "backend": lambda cell: cell.result.label,
     "model": lambda cell: cell.result.model,
@@ -22,12 +25,7 @@ _OWN: dict[str, Getter] = {
     "seq_len": lambda cell: max(cell.result.case.q_len, cell.result.case.kv_len),
     "embed_dim": lambda cell: cell.result.case.embed_dim,
     "device": lambda cell: cell.result.device,
-    "timer": lambda cell: cell.result.measuring.timer,
-    "regime": lambda cell: cell.result.measuring.regime,
-    "l2": lambda cell: cell.result.measuring.l2,
-    "inputs": lambda cell: cell.result.measuring.inputs,
-    "accumulate": lambda cell: cell.result.measuring.accumulate,
-    "gold": lambda cell: cell.result.measuring.gold,
+    **{name: attrgetter(f"result.measuring.{name}") for name in WAYS},
     "caches": lambda cell: cell.result.caches,
     "source": lambda cell: short(cell.result.source),
     "sweep": lambda cell: cell.result.sweep,
@@ -65,6 +63,25 @@ def getter(name: str, known: dict[str, Getter], key: str) -> Getter:
     if name not in known:
         raise unknown_field(name, nearest(name, known), key, FIELDS)
     return known[name]
+
+
+def kept_by(
+    expression: str, items: Sequence[Item], known: Mapping[str, Getter], shown: str = FIELDS, noun: str = "cells"
+) -> list[Item]:
+    """Return the items for which an expression over the fields `known` holds; messages list these as `shown`.
+
+    Raises UserError if the expression is invalid, names an unknown field, or holds for no item.
+    """
+
+    def values(name: str) -> list[Any]:
+        return [value for value in distinct(map(typed_lists(known[name]), items)) if value is not None]
+
+    filter_ = Filter(expression, known, values, shown)
+    test = filter_.test()
+    kept = [item for item in items if test(item)]
+    if not kept:
+        raise UserError(f"{filter_.shown} matches none of the {len(items)} {noun}: relax it")
+    return kept
 
 
 def sortable(value: Any) -> tuple[str, Any]:

@@ -46,7 +46,7 @@ class Sweep:
         parts = [counted_of(len(self.results), self.planned, "record")]
         statuses = Counter(result.status for result in self.results)
         parts[0] += f" ({', '.join(f'{n} {status}' for status, n in statuses.most_common())})" if statuses else ""
-        parts += sorted({result.device_name for result in self.results} - {""})
+        parts += self.devices
         parts += [f"{len(self.broken)} broken"] if self.broken else []
         return f"<Sweep {self.name}: {', '.join(parts)}>"
 
@@ -66,6 +66,11 @@ class Sweep:
     def when(self) -> float:
         """The time at which its last job ended, in seconds since 1970. Sweeps are ordered by it."""
         return max((result.finished_at for result in self.results), default=0.0)
+
+    @property
+    def devices(self) -> list[str]:
+        """The names of the devices on which it was measured."""
+        return sorted({result.device_name for result in self.results} - {""})
 
     def records(self) -> Iterator[Record]:
         """Yield the whole records, samples included, one at a time. Raises RecordError if one was deleted."""

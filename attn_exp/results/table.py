@@ -18,11 +18,12 @@ from attn_exp.core.sheet.render import fitted, json_of, sheet_csv, sheet_markdow
 from attn_exp.core.sheet.sheet import Column, Sheet, sheet_of, split
 from attn_exp.core.source import commit
 from attn_exp.core.text import SHORT, WIDTH, figures, filled, flat, half_text, plain, word
-from attn_exp.results.cell import passes_shown
+from attn_exp.results.cell import metric_names, passes_shown
+from attn_exp.results.fields import WAYS
 from attn_exp.results.result import Result, named
 
 _CASE_NAMES = (
-    *("backend", "model", "seq_len", *case_columns(), "embed_dim"),
+    *("model", "seq_len", *case_columns(), "embed_dim"),
     *("timer", "regime", "l2", "inputs", "accumulate", "gold", "seed", "device"),
 )
 # How many pairs of timers that disagree a table lists.
@@ -33,10 +34,9 @@ _PAGE_COLUMNS = (
     *("label", "status", "batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "dtype", "causal", "flags"),
 )
 _PAGE_METRICS = ("time_us", "time_half_width", "tflops")
-_WAYS = ("timer", "regime", "l2", "inputs", "accumulate", "gold")
-_VERSIONS = ("cuda", "cudnn", "driver")
-# Facts of the environment that move times; a GPU's are those of its record only.
-_SETTINGS = (
+# Facts of the environment: versions, and settings that move times; a GPU's are those of its record only.
+_FACTS = (
+    *("cuda", "cudnn", "driver"),
     *("power_limit_w", "ecc", "gpu_numa_node", "matmul_precision", "matmul_tf32", "cudnn_tf32"),
     *("bf16_reduced_precision_reduction", "fp16_reduced_precision_reduction"),
     *("cpu", "cpu_threads", "cpu_affinity", "numa_nodes", "cpu_governor", "cpu_capability", "cpu_instruction_sets"),
@@ -99,25 +99,15 @@ def table(results: Sequence[Result], width: int = WIDTH, columns: Sequence[str] 
     shared = {
         name: rows[0][name] for name in _CASE_NAMES if name in rows[0] and len({str(row[name]) for row in rows}) == 1
     }
-    shared.pop("backend", None)  # backends are listed in every row, even if there is only one
     rows = [{name: value for name, value in row.items() if name not in shared} for row in rows]
     if shared.get("inputs") == NORMAL:
         del shared["inputs"]
     by_model = [name for name in _OF_MODEL if {"model", name} <= rows[0].keys() and _follows(rows, name)]
     text, left_out = fitted(sheet_of(rows, (*by_model, *_DISPENSABLE)), width)
     devices = sorted({result.device_name for result in results})
-    lines = [
-        ", ".join(
-            [
-                *filter(None, devices),
-                *(f"{name} {value}" for name, value in shared.items() if value is not None and name != "seed"),
-            ]
-        ),
-        "",
-    ]
-    lines.append(text)
-    measured = {name.partition("/")[2] for result in results for name in result.metrics}
-    if empty := [name for name in columns if name not in measured]:
+    said = [f"{name} {value}" for name, value in shared.items() if value is not None and name != "seed"]
+    lines = [", ".join([*filter(None, devices), *said]), "", text]
+    if empty := [name for name in columns if name not in metric_names(results)]:
         lines.append(f"no job has {', '.join(empty)}: attn-exp explain says why")
     if left_out:
         lines.append(f"omitted to fit the width: {', '.join(left_out)}; table.csv has these columns")
@@ -153,7 +143,7 @@ def _every_column(results: Sequence[Result]) -> Sheet:
             (_column("model"), lambda result: result.model),
             *((_column(name), partial(_of_case, name)) for name in (*case_columns(), "embed_dim")),
             (_column("device"), lambda result: result.device),
-            *((_column(name), attrgetter(f"measuring.{name}")) for name in _WAYS),
+            *((_column(name), attrgetter(f"measuring.{name}")) for name in WAYS),
             (_column("caches"), lambda result: result.caches),
             (_column("source"), lambda result: result.source.get("sha256", "")[:16]),
             (_column("source_commit"), lambda result: commit(result.source)),
@@ -164,7 +154,7 @@ def _every_column(results: Sequence[Result]) -> Sheet:
             *((_column(f"{side}/kernels"), partial(_kernels, side)) for side in passes),
             *((_column(name), partial(_fact, name)) for name in ("gpu", "gpu_uuid")),
             (_column("torch"), lambda result: result.environment.get("versions", {}).get("torch", "")),
-            *((_column(name), partial(_fact, name)) for name in (*_VERSIONS, *_SETTINGS)),
+            *((_column(name), partial(_fact, name)) for name in _FACTS),
             (_column("finished_at"), lambda result: f"{result.finished_at:.3f}"),
         )
     )
@@ -240,14 +230,9 @@ def _row(
     row |= {name: plain(value) for name, value in values.items()}
     row["embed_dim"] = result.case.embed_dim
     way = result.measuring
-    row |= {"timer": way.timer, "regime": way.regime, "l2": way.l2}
-    row |= {
-        "inputs": way.inputs,
-        "accumulate": plain(way.accumulate or None),
-        "gold": plain(way.gold if way.gold != "float32" else None),
-        "seed": way.seed,
-        "device": result.device,
-    }
+    row |= {"timer": way.timer, "regime": way.regime, "l2": way.l2, "inputs": way.inputs}
+    row |= {"accumulate": plain(way.accumulate or None), "gold": plain(None if way.gold == "float32" else way.gold)}
+    row |= {"seed": way.seed, "device": result.device}
     row["status"] = result.status if result.status == "ok" else f"{result.status}*"
     for side in passes:
         short, metrics = SHORT[side], result.metrics
