@@ -150,6 +150,19 @@ def test_the_metric_is_a_choice_and_knows_its_better_side(tmp_path):
         rivals(tmp_path, [], metric="sideways/tflops")
 
 
+def test_a_metric_that_is_yes_or_no_has_no_winner(tmp_path):
+    jobs = {name: sweeps.job(name, bwd_us=None) for name in ("flash", "cudnn", "math")}
+    reads = {"flash": 0.0, "cudnn": 0.0, "math": 1.0}
+    records = [
+        replace(job, metrics=job.metrics | {"forward/reads_free_slots": reads[name]}) for name, job in jobs.items()
+    ]
+    found = rivals(tmp_path, records, metric="reads_free_slots")
+    assert {row.label: row.best for row in found.rows} == {"flash": True, "cudnn": True, "math": False}
+    assert not found.answer.headline()
+    assert {text for row in found.table.rows for text in row} >= {"yes", "no"}
+    assert "*" not in str(found.table.rows)
+
+
 def test_a_job_that_was_measured_again_counts_once(tmp_path):
     first = sweeps.sweep(tmp_path / "a", [sweeps.job("flash", 100.0), sweeps.job("cudnn", 90.0)])
     again = sweeps.sweep(tmp_path / "b", [replace(sweeps.job("flash", 50.0), finished_at=sweeps.NOON + 99)])

@@ -8,6 +8,7 @@ from attn_exp.comparison.columns import case_pairs
 from attn_exp.comparison.join import WAYS
 from attn_exp.comparison.ranking import Ranking, by_group, winners
 from attn_exp.comparison.ratio import geometric_mean
+from attn_exp.core.record.checked import yes_or_no
 from attn_exp.core.record.metrics import metric_named
 from attn_exp.core.record.status import STATUSES
 from attn_exp.core.sheet.sheet import MARK, Column, Sheet, split
@@ -47,7 +48,7 @@ def answer_table(rows: Sequence[Ranking], metric: ChosenMetric, show: str = "aut
     )
     lines, any_won = [], False
     for group, table in zip(groups, tables, strict=True):
-        best = {id(row) for row in winners(group)}
+        best = set() if metric.kind.is_fact else {id(row) for row in winners(group)}
         any_won = any_won or bool(best)
         columns_rows = [[table[label] for label in names if label in table] for names in kernels]
         texts = [MARK * any(id(row) in best for row in own) + _text(own, name) for own in columns_rows]
@@ -131,6 +132,8 @@ def _text(rows: Sequence[Ranking], name: str) -> str:
     if not values:
         statuses = [row.cell.result.status for row in rows if row.cell.result.status != "ok"]
         return next((STATUSES[status].short or status for status in statuses), "")
+    if metric_named(name).is_fact:
+        return yes_or_no(max(values))
     value = values[0] if len(values) == 1 else math.prod(values) ** (1 / len(values))
     value = value / 2**20 if name.endswith("_bytes") else value
     return f"{value:.0f}" if value >= 100 else f"{value:#.3g}"

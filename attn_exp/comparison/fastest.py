@@ -120,8 +120,11 @@ class Answer:
         return [*self.headline(), *filter(None, self.next_step())]
 
     def headline(self) -> list[str]:
-        """Return who is fastest; then what that cannot be trusted below, and another order by the timer `event`."""
-        verdict = [self._fastest()] if self.won else []
+        """Return who is fastest; then what that cannot be trusted below, and another order by the timer `event`.
+
+        Nobody is best by a metric that is yes or no.
+        """
+        verdict = [self._fastest()] if self.won and not self.metric.kind.is_fact else []
         eager = ""
         if self.eager:
             each = sorted(self.eager.items(), key=lambda entry: -entry[1])

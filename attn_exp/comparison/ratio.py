@@ -122,8 +122,10 @@ def geometric_mean(logs: Sequence[float]) -> float:
 def gain(cell: Cell, over: Cell, metric: ChosenMetric) -> float | None:
     """Return the logarithm of how many times better `cell` is than `over`, or None without two values.
 
-    It is from their rounds if the cells were measured in turns, else from their values.
+    Two zeros are equal. It is from their rounds if the cells were measured in turns, else from their values.
     """
+    if cell.value == over.value == 0:
+        return 0.0
     if cell.value is None or over.value is None or cell.value <= 0 or over.value <= 0:
         return None
     turns = _both_turns(cell, over)
