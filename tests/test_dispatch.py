@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attn_exp import dispatch
+from attn_exp.backends.eager import Eager
 from attn_exp.core.case.case import Case
 from attn_exp.core.dispatch_table import Bucket, DispatchTable, facts_of, write_table
 from attn_exp.core.errors import UserError
@@ -220,13 +221,22 @@ def test_beyond_the_measured_shapes_it_says_so_once(picks):
 
 def test_a_length_within_a_known_eighth_octave_needs_no_case_of_its_own(picks, monkeypatch):
     made, make = [], dispatcher._case
-    monkeypatch.setattr(
-        dispatcher, "_case", lambda q, k, *rest, **flags: made.append(k[2]) or make(q, k, *rest, **flags)
-    )
+    monkeypatch.setattr(dispatcher, "_case", lambda seen: made.append(seen[1][2]) or make(seen))
     for length in range(104, 128):
         q, k, v = qkv(length)
         torch.testing.assert_close(picks.attention(q[:, :, -1:], k, v), SDPA(q[:, :, -1:], k, v))
     assert made == [104, 112, 120]
+
+
+def test_a_length_that_is_refused_decides_nothing_for_its_eighth_octave(picks, monkeypatch):
+    def call(length, of_values=0):
+        q, k, v = (tensor.shape for tensor in qkv(length))
+        v = (*v[:2], of_values or length, v[3])
+        return picks._find((q, k, v, torch.float32, False, False, True, None, False))
+
+    monkeypatch.setattr(Eager, "unsupported", lambda self, case, device: "odd" if case.kv_len % 4 else None)
+    assert [call(length).function is not None for length in (66, 68, 65)] == [False, True, False]
+    assert (call(34, of_values=35).order, call(34).order[0]) == ((), SDPBackend.FLASH_ATTENTION)
 
 
 def test_a_choice_says_why(picks):

@@ -9,7 +9,7 @@ import operator
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import SimpleNamespace, TracebackType
 from typing import Any, Self
 
@@ -46,8 +46,8 @@ _STEPS = 4
 class _Call:
     """How to call a backend: SDPA with an order of its backends, a function in their place, or SDPA as it is.
 
-    `name` names the call for Dynamo, which traces constants, `flash` is whether PyTorch's flash kernel is in the order,
-    and `choice` is the table's, None for arguments that are no case.
+    `name` names the call for Dynamo, which traces constants, and `flash` is whether PyTorch's flash kernel is in the
+    order.
     """
 
     name: str = _DEFAULT
@@ -55,7 +55,6 @@ class _Call:
     numbers: list[int] = field(default_factory=list)
     flash: bool = True
     function: Callable[..., torch.Tensor] | None = None
-    choice: Choice | None = None
 
 
 class Dispatcher(AbstractContextManager["Dispatcher"]):
@@ -77,7 +76,7 @@ class Dispatcher(AbstractContextManager["Dispatcher"]):
         self._layouts = len({bucket.case.layout for bucket in table.buckets}) > 1
         self._lengths = {(bucket.case.q_len, bucket.case.kv_len) for bucket in table.buckets}
         self._calls: dict[Any, _Call] = {}
-        self._steps: dict[Any, _Call] = {}
+        self._steps: dict[Any, Choice] = {}
         self._backends: dict[str, Backend] = {}
         # Orders and functions by name. An attribute that is added changes nothing that Dynamo guards earlier graphs by.
         self._traceable = SimpleNamespace()
@@ -220,21 +219,13 @@ class Dispatcher(AbstractContextManager["Dispatcher"]):
         if len(self._calls) > _MOST_KEPT:
             self._calls.clear()
             self._steps.clear()
-        q, k, v, dtype, trains, heads_inside, is_causal, scale, enable_gqa = seen
         step = self._step(seen)
-        call = self._steps.get(step)
-        # In decoding each length is new. A call of SDPA is that of its step of lengths, a function is made for its own.
-        if call is None or call.function is not None:
-            case = _case(q, k, v, dtype, heads_inside=heads_inside, is_causal=is_causal, enable_gqa=enable_gqa)
-            if case is None:
-                call = _Call()
-            else:
-                mode: Mode = "training" if trains else "inference"
-                known = call.choice if call is not None else None
-                choice = known or self._chooser.choice(case, mode)
-                call = replace(self._call(case, mode, scale, choice), choice=choice)
-            self._steps.setdefault(step, call)
-        self._calls[seen] = call
+        choice = self._steps.get(step)
+        if choice is None and (case := _case(seen)) is not None:
+            choice = self._steps[step] = self._chooser.choice(case, "training" if seen[4] else "inference")
+            if choice.beyond and choice.bucket is not None:
+                self._warn(case, choice)
+        call = self._calls[seen] = _Call() if choice is None else self._call(choice, seen)
         return call
 
     def _step(self, seen: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -247,12 +238,8 @@ class Dispatcher(AbstractContextManager["Dispatcher"]):
             return seen
         return "step", *((*sizes[:2], _stepped(sizes[2]), sizes[3]) for sizes in (q, k, v)), *rest
 
-    def _call(self, case: Case, mode: Mode, scale: float | None, choice: Choice) -> _Call:
-        """Return how to call what is chosen for a case, or the first after it that can compute it."""
-        if choice.label is None:
-            return _Call()
-        if choice.beyond and choice.bucket is not None:
-            self._warn(case, choice)
+    def _call(self, choice: Choice, seen: tuple[Any, ...]) -> _Call:
+        """Return how to call what is chosen, or the first after it that can compute the shape."""
         for label in self._ordered(choice):
             if label not in self._backends:
                 self._backends[label] = load_backend(self.table.backends[label])
@@ -261,8 +248,11 @@ class Dispatcher(AbstractContextManager["Dispatcher"]):
                 return self._order((backend.choice,) if isinstance(backend, Forced) else backend.order)
             if isinstance(backend, Sdpa):
                 return _Call()
-            if (scale is None or scale == case.head_dim**-0.5) and backend.unsupported(case, self._device) is None:
-                return self._function(backend, case, mode)
+            # In decoding each length is new, and only functions need its case.
+            case, scale = _case(seen), seen[7]
+            usual_scale = case is not None and scale in (None, case.head_dim**-0.5)
+            if case is not None and usual_scale and backend.unsupported(case, self._device) is None:
+                return self._function(backend, case, "training" if seen[4] else "inference")
         return _Call()
 
     def _ordered(self, choice: Choice) -> list[str]:
@@ -301,11 +291,9 @@ class Dispatcher(AbstractContextManager["Dispatcher"]):
             warnings.warn(f"{case.label()} is {choice.why}; {nearest}", stacklevel=2)
 
 
-def _case(
-    q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], dtype: torch.dtype, *, heads_inside: bool,
-    is_causal: bool, enable_gqa: bool,
-) -> Case | None:  # fmt: skip
+def _case(seen: tuple[Any, ...]) -> Case | None:
     """Return the case of a call; None for shapes that are none, of which SDPA itself says what is wrong."""
+    q, k, v, dtype, _, heads_inside, is_causal, _, enable_gqa = seen
     if not len(q) == len(k) == len(v) == 4 or not q[0] == k[0] == v[0] or k[1:3] != v[1:3] or q[3] != k[3]:
         return None
     if q[1] != k[1] and not enable_gqa:
