@@ -1,4 +1,4 @@
-"""`attn-exp reproduce`: repeats published figures and says which hold."""
+"""`attn-exp reproduce`: repeats published figures, or a sweep of another host, and says which hold."""
 
 import re
 import shlex
@@ -39,7 +39,7 @@ class ReproduceOptions(Options):
     """
 
     name: str | None = option(
-        "a source, a figure as SOURCE/ID, or a sweep's folder or archive of records",
+        "a source, a figure as SOURCE/ID, or a sweep: its name, folder or archive of records",
         "NAME",
         example="attn-exp reproduce cudnn_frontend_h200",
     )
@@ -67,16 +67,16 @@ def run(options: ReproduceOptions) -> int:
     from attn_exp.reproduce.judged import judge
 
     name, form = options.name, options.format
-    if name and is_sweep(name):
-        return _again(name, options)
+    home = options.folder or Path(HOME)
     figures = read_published(options.published)
+    if name and is_sweep(name, home) and name not in {figure.source.name for figure in figures}:
+        return _again(name, home, options)
     chosen = choose(figures, name) if name else figures
     if options.where:
         chosen = page.filtered(chosen, options.where)
     if not name:
         _print(page.sources_page(chosen), form)
         return 0
-    home = options.folder or Path(HOME)
     if options.sweep:
         measured = [one for word in options.sweep for one in _measured(word, home)]
         _print(page.judged_page(judge(chosen, measured)), form)
@@ -93,7 +93,7 @@ def run(options: ReproduceOptions) -> int:
     return 0
 
 
-def _again(name: str, options: ReproduceOptions) -> int:
+def _again(name: str, home: Path, options: ReproduceOptions) -> int:
     """Measure rows of a sweep again, or take those of `sweep=`, and print how the two compare; return the exit code."""
     from attn_exp.commands.run import run_records
     from attn_exp.reproduce.confirmed import confirm, confirmed_page, records_of, sample
@@ -105,9 +105,8 @@ def _again(name: str, options: ReproduceOptions) -> int:
     keys = {re.split(r"[.@/]", override_key(word))[0] for word in options.overrides}
     if theirs := sorted(keys & {*OF_A_JOB, "backend", "timer", "mask", "score", "cache", "experiment"}):
         raise UserError(f"{theirs[0]}= is what the sweep's records say: leave it out")
-    home = options.folder or Path(HOME)
-    with records_of(name) as there:
-        chosen = sample(there, None if options.sweep else options.rows)
+    with records_of(name, home) as there:
+        chosen = sample(there.results, None if options.sweep else options.rows)
         folders = sweep_folders(options.sweep, home) if options.sweep else []
         if not folders:
             sweep = re.sub(r"[^A-Za-z0-9._-]", "-", f"reproduce-{Path(name).resolve().name.partition('.tar')[0]}")
@@ -120,8 +119,9 @@ def _again(name: str, options: ReproduceOptions) -> int:
             code = run_records([one.record() for one in chosen], [*flags, *words], command)
             if code or options.dry_run:
                 return code
-        rows = confirm(chosen, [result for folder in folders for result in read_folder(folder).results])
-        _print(confirmed_page(rows), options.format)
+        here = [read_folder(folder) for folder in folders]
+        rows = confirm(chosen, [result for sweep in here for result in sweep.results])
+        _print(confirmed_page(rows, [text for sweep in (there, *here) for text in sweep.broken]), options.format)
     return 0
 
 

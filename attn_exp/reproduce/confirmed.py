@@ -1,8 +1,10 @@
 """Judge a sweep that was measured again, pass by pass: confirmed or not, and how the two hosts differ."""
 
+import lzma
 import math
 import random
 import tarfile
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,15 +15,15 @@ from tempfile import TemporaryDirectory
 from attn_exp.comparison.columns import row_sheet
 from attn_exp.comparison.comparison import case_order
 from attn_exp.comparison.environment import REFUSED, differences
-from attn_exp.comparison.join import joined
+from attn_exp.comparison.join import joined, nothing_in_common
 from attn_exp.comparison.ratio import gain
-from attn_exp.core.errors import UserError
+from attn_exp.core.errors import UserError, first_line
 from attn_exp.core.sheet.sheet import Column, Headline, Page, Pairs
 from attn_exp.core.stats.interval import combined
 from attn_exp.reproduce.judged import CONTRADICTED, REPRODUCED
 from attn_exp.reproduce.page import RATIO
 from attn_exp.results.cell import Cell, ChosenMetric, cells_of
-from attn_exp.results.read import read_folder
+from attn_exp.results.read import Sweep, read_folder
 from attn_exp.results.result import Result
 
 # Rows that differ by less are the same for whoever chooses a backend.
@@ -34,29 +36,32 @@ _GIVEN = (("clock_mhz", 0.01, 1.0), ("launch_share", 0.0, 0.05))
 _WAYS = REFUSED - {"power_limit_w", "method_version"}
 
 
-def is_sweep(name: str) -> bool:
-    """Whether a name is that of a folder or an archive of records, and not of a source of published figures."""
-    return Path(name).is_dir() or ".tar" in Path(name).suffixes
+def is_sweep(name: str, home: Path) -> bool:
+    """Whether a name is that of a sweep in `home`, of a folder or of an archive of records."""
+    return Path(name).is_dir() or (home / name).is_dir() or bool({".tar", ".tgz"} & {*Path(name).suffixes})
 
 
 @contextmanager
-def records_of(name: str) -> Iterator[tuple[Result, ...]]:
-    """Yield the results in a sweep's folder, or in an archive of one. Raises UserError if there are none."""
+def records_of(name: str, home: Path = Path()) -> Iterator[Sweep]:
+    """Yield a sweep of `home`, of a folder or of an archive. Raises UserError if it has no measured job."""
     with TemporaryDirectory() as place:
-        folder = Path(name)
+        folder = Path(name) if Path(name).is_dir() else home / name
         if not folder.is_dir():
             try:
                 with tarfile.open(name) as archive:
                     archive.extractall(place, filter="data")
-            except (OSError, tarfile.TarError, EOFError) as error:
-                reason = str(error).partition(chr(10))[0]
-                raise UserError(f"{name} is no archive of records: {reason}") from error
+                    # The checksum is at the end; a damaged member looks as if it were the last.
+                    while archive.fileobj is not None and archive.fileobj.read(1 << 20):
+                        pass
+            except (OSError, tarfile.TarError, EOFError, lzma.LZMAError, zlib.error) as error:
+                reason = getattr(error, "strerror", None) or first_line(error).rstrip(":")
+                raise UserError(f"{name} is no archive of records, or damaged: {reason}") from error
             inside = [path for path in Path(place).iterdir() if path.is_dir()]
             folder = inside[0] if len(inside) == 1 else Path(place)
-        results = read_folder(folder, may_be_empty=True).results
-        if not any(result.status == "ok" for result in results):
+        sweep = read_folder(folder, may_be_empty=True)
+        if not any(result.status == "ok" for result in sweep.results):
             raise UserError(f"{name} has no measured job: give the folder or the archive of one sweep")
-        yield results
+        yield sweep
 
 
 def sample(results: Sequence[Result], rows: int | None) -> list[Result]:
@@ -85,10 +90,13 @@ class Confirmed:
 
 
 def confirm(there: Sequence[Result], here: Sequence[Result]) -> list[Confirmed]:
-    """Return each pass that was measured there, with what was measured here."""
+    """Return each pass that was measured there, with what was measured here. Raises UserError if nothing was."""
     metric = ChosenMetric()
-    pairs = joined(cells_of(there, metric, turns=False), cells_of(here, metric, turns=False))
-    rows = [_confirmed(old, new, metric) for old, new in pairs if old is not None and old.value is not None]
+    theirs, ours = (cells_of(results, metric, turns=False) for results in (there, here))
+    pairs = [(old, new) for old, new in joined(theirs, ours) if old is not None and old.value is not None]
+    if all(new is None for _, new in pairs):
+        raise UserError(f"none of these passes was measured here: {nothing_in_common(theirs, ours)}")
+    rows = [_confirmed(old, new, metric) for old, new in pairs]
     return sorted(rows, key=lambda row: case_order(row.there))
 
 
@@ -102,13 +110,14 @@ def _confirmed(old: Cell, new: Cell | None, metric: ChosenMetric) -> Confirmed:
     unlike = [one for one in differences([(old.result, new.result)]) if one.name in _CAUSES or "versions." in one.name]
     if any(one.name in _WAYS for one in unlike):
         verdict = "measured differently"
+    elif abs(better) - half > CONTRADICTED:
+        verdict = "contradicted"
     elif half > REPRODUCED:
         verdict = "too uncertain"
-    elif abs(better) <= max(_EQUAL, half):
-        verdict = "confirmed"
     else:
-        verdict = "contradicted" if abs(better) - half > CONTRADICTED else "beside"
-    causes = [] if verdict == "confirmed" else [*map(str, unlike), *_given(old, new)]
+        verdict = "confirmed" if abs(better) <= max(_EQUAL, half) else "beside"
+    facts = ("another card" if one.name == "gpu_uuid" else str(one) for one in unlike)
+    causes = [] if verdict == "confirmed" else [*facts, *_given(old, new)]
     low, ratio, high = (math.exp(better + step) for step in (-half, 0.0, half))
     return Confirmed(old, new, verdict, ratio, low, high, "; ".join(causes))
 
@@ -121,11 +130,16 @@ def _given(old: Cell, new: Cell) -> list[str]:
         if was is not None and now is not None and abs(was - now) > max(share * was, least):
             found.append(f"{name} {was:.4g} -> {now:.4g}")
     marks = [", ".join(cell.flags) or "no mark" for cell in (old, new)]
-    return found + ([f"{marks[0]} -> {marks[1]}"] if any(cell.flags for cell in (old, new)) else [])
+    if old.flags or new.flags:
+        found.append(f"both {marks[0]}" if marks[0] == marks[1] else f"{marks[0]} -> {marks[1]}")
+    return found
 
 
-def confirmed_page(rows: Sequence[Confirmed]) -> Page:
-    """Return the page of a sweep's passes beside those that were measured again; the others are counted."""
+def confirmed_page(rows: Sequence[Confirmed], broken: Sequence[str] = ()) -> Page:
+    """Return the page of a sweep's passes beside those that were measured again; the others are counted.
+
+    `broken` are sentences about records that could not be read.
+    """
     pairs: Pairs = (
         (Column("case", "case"), lambda row: row.there.result.case.label()),
         (Column("backend", "backend"), lambda row: row.there.result.label),
@@ -142,8 +156,13 @@ def confirmed_page(rows: Sequence[Confirmed]) -> Page:
     summary = f"of {every} passes {', '.join(f'{count} {name}' for name, count in counts.most_common())}"
     notes = (
         f"ratio: our rate over theirs; {near} of {len(rows)} within 3 %; confirmed: within 1 % or both intervals; "
-        "too uncertain: these are wider than 3 %; contradicted: all of it beyond 10 %; beside: between these",
-        *(f"{row.there.result.label} {row.there.result.case.label()}: {row.differs}" for row in rows if row.differs),
+        "contradicted: all of it beyond 10 %; too uncertain: the intervals are wider than 3 %; beside: between these",
+        *(
+            f"{row.there.result.label} {row.there.result.case.label()} {row.there.short}: {row.differs}"
+            for row in rows
+            if row.differs
+        ),
+        *(f"skipped: {sentence}" for sentence in broken),
     )
     about = {"kind": "confirmed", "passes": every, "within_3_percent": near, **counts}
     return Page(about, (), (row_sheet(rows, pairs),), notes, headline=Headline((summary,)))

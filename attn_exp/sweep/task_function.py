@@ -1,6 +1,7 @@
 """The task function, which Hydra calls with each configuration. It holds the session that runs the jobs."""
 
 import copy
+import json
 import math
 import os
 from collections import Counter
@@ -91,11 +92,14 @@ class RecordsTask(SessionTask):
 
 
 def with_job(config: DictConfig, request: Request) -> DictConfig:
-    """Return this run's configuration with the job of a record. Raises UserError if the record names another class."""
+    """Return this run's configuration with the job of a record. Raises UserError if that names more than values."""
     kept = {key: request.config[key] for key in OF_A_JOB if key in request.config and key in config}
     kept["backend"] = request.backend
     if foreign := foreign_classes(kept):
         raise UserError(f"its record names {foreign[0]}, which is not of this package")
+    if "${" in json.dumps(kept):
+        # A variable of this environment would be written into files that are handed on.
+        raise UserError("its record has ${...}, which would be filled in here: measured records have values")
     timer = request.config.get("timer", {})
     kept["timer"] = {**config.timer, **{key: timer[key] for key in ("name", "also") if key in timer}}
     composed = copy.deepcopy(config)
