@@ -24,7 +24,7 @@ COMMANDS = {
     "pick": "write a table of the fastest backend at each shape, which a model can dispatch by",
     "hunt": "search for a case that a backend computes wrongly",
     "bisect": "find the version of a package that made something slower",
-    "reproduce": "repeat published figures, and say which hold",
+    "reproduce": "repeat published figures or another host's sweep, and say which hold",
     "explain": "show what ran in a job, what bounds it, and how it differs from the fastest",
     "doctor": "check that timings on this machine can be trusted",
     "backends": "list the backends, and which can compute a case",

@@ -65,7 +65,9 @@ def sources_page(figures: Sequence[Figure]) -> Page:
     for name, group in by_source.items():
         counts, source = Counter(figure.status for figure in group), group[0].source
         rows.append((name, len(group), source.gpu, *(counts[status] for status in statuses), source.title, source.url))
-    headline = f"{len(figures)} figures of {len(rows)} sources"
+    counts = Counter(figure.status for figure in figures)
+    each = (f"{counts[status]} {status.replace('_', ' ')}" for status in statuses if counts[status])
+    headline = f"{len(figures)} figures of {len(rows)} sources: {', '.join(each)}"
     return Page(
         {"kind": "sources", "figures": len(figures)}, (headline,), (Sheet("sources", "", columns, tuple(rows)),), ()
     )
