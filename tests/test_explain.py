@@ -48,6 +48,13 @@ def test_a_sweep_s_page_has_its_cases_in_order_and_names_what_can_be_typed(here,
     assert " s128 " in page(capsys, command)
 
 
+def test_a_sweep_s_page_has_the_passes_of_all_its_jobs(here, capsys):
+    sweeps.write(here.parent / "mixed", [sweeps.job("flash", 70.0, None), sweeps.job("math", 80.0, 90.0)])
+    lines = [re.split(r"  +", line) for line in page(capsys, "mixed").splitlines()]
+    assert ["backend", "status", "fwd us", "fwd TFLOPS", "bwd us", "bwd TFLOPS"] in lines
+    assert {line[0]: len(line) for line in lines if "ok" in line} == {"flash": 4, "math": 6}
+
+
 def test_a_sweep_s_page_names_the_records_that_it_lacks(here, capsys):
     broken = next(here.glob("flash-*")) / "record.json"
     broken.write_bytes(broken.read_bytes()[:100])

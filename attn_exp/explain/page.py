@@ -44,12 +44,9 @@ def sweep_page(sweep: Sweep) -> str:
     words = [shlex.quote(str(user_path(one))) for one in (first.parent, first)] if first.is_dir() else _PLACEHOLDERS
     parts = [f"sweep {sweep.results[0].sweep}: {len(sweep.results)} jobs on {cases}"]
     for key, results in list(groups.items())[:_CASES]:
-        passes = results[0].measuring.passes
         several = sorted(named(results), key=lambda one: (one.status != "ok", _sum_us(one), one.label))
         # Without a device, because failed jobs have none.
-        parts.append(
-            "\n".join([f"{key[0].label()}, {results[0].device_name}".rstrip(", "), "", _table(several, passes)])
-        )
+        parts.append("\n".join([f"{key[0].label()}, {results[0].device_name}".rstrip(", "), "", _table(several)]))
         parts += ["\n".join(lines) for lines in [same_kernels(several)] if lines]
     if len(groups) > _CASES:
         parts.append(
@@ -83,10 +80,9 @@ def same_kernels(results: Sequence[Result]) -> list[str]:
     return lines
 
 
-def _table(results: Sequence[Result], passes: Sequence[str]) -> str:
-    # Dynamo's counts are of the whole job, and each pass has them.
-    counts = {f"{passes[0]}/{name}": head for name, head in _DYNAMO.items()}
-    counts = {name: head for name, head in counts.items() if any(name in result.metrics for result in results)}
+def _table(results: Sequence[Result]) -> str:
+    passes = [direction for direction in SHORT if any(direction in result.measuring.passes for result in results)]
+    counts = [name for name in _DYNAMO if any(_count(result, name) is not None for result in results)]
     rows = []
     for result in results:
         row = {"backend": result.label, "status": result.status}
@@ -94,10 +90,16 @@ def _table(results: Sequence[Result], passes: Sequence[str]) -> str:
             for name, head in (("time_us", "us"), ("tflops", "TFLOPS")):
                 value = result.metrics.get(f"{direction}/{name}")
                 row[f"{SHORT[direction]} {head}"] = "" if value is None else figures(value)
-        for name, head in counts.items():
-            row[head] = f"{result.metrics[name]:.0f}" if name in result.metrics else ""
+        for name in counts:
+            count = _count(result, name)
+            row[_DYNAMO[name]] = "" if count is None else f"{count:.0f}"
         rows.append(row)
     return grid(sheet_of(rows))
+
+
+def _count(result: Result, name: str) -> float | None:
+    """Return one of Dynamo's counts, which are of the whole job: each pass has them."""
+    return result.metrics.get(f"{result.measuring.passes[0]}/{name}")
 
 
 def _sum_us(result: Result) -> float:
