@@ -127,16 +127,29 @@ def test_bandwidth_is_drawn_over_whatever_shapes_a_sweep_varies(drawn, tmp_path)
         assert (chart is not None) == bool(shapes)
         if chart is not None:
             (own,) = panels(chart)
-            assert len(own.get_xticks()) == shapes and own.get_xlabel() == "" and own.get_ylabel() == "GB/s"
+            assert len(own.get_yticks()) == shapes and own.get_ylabel() == "" and own.get_xlabel() == "GB/s"
             assert legend(chart) == ["cudnn", "flash"] and "length" not in chart.title
         if name == "shapes":
-            assert [tick.get_text() for tick in own.get_xticklabels()] == ["b1 d64", "b1 d128", "b16 d64"]
+            assert [tick.get_text() for tick in own.get_yticklabels()] == ["b1 d64", "b1 d128", "b16 d64"]
             lines = {one.get_label(): one.lines[0] for one in own.containers}
-            assert {label: tuple(line.get_ydata()) for label, line in lines.items()} == rates
-            assert all([round(x) for x in line.get_xdata()] == [0, 1, 2] for line in lines.values())
+            assert {label: tuple(line.get_xdata()) for label, line in lines.items()} == rates
+            assert all([round(y) for y in line.get_ydata()] == [0, 1, 2] for line in lines.values())
             assert all(line.get_linestyle() == "None" for line in lines.values())
     drawn_of = {one.get_label(): one.lines[0].get_color() for one in panels(drawn["bandwidth"])[0].containers}
     assert {label: line.get_color() for label, line in lines.items()}.items() <= drawn_of.items()
+
+
+def test_long_names_of_cases_leave_the_panel_its_room(tmp_path, recwarn):
+    packed = {"lengths": (1,) * 31 + (0,), "kv_lengths": (4090,) * 31 + (0,)}
+    requests = sweeps.case(batch=1, q_len=31, kv_len=31 * 4090, **packed)
+    jobs = [sweeps.job("flash", 20.0, None, of=case) for case in (requests, sweeps.case(seq_len=4096, page_size=16))]
+    jobs = [replace(one, metrics=one.metrics | {"forward/gb_per_s": 900.0}) for one in jobs]
+    names = ""
+    for chart in charts(compare(sweeps.write(tmp_path / "long", jobs))):
+        chart.figure.draw_without_rendering()
+        assert all(axes.get_position().width > 0.3 for axes in panels(chart)), chart.name
+        names += "".join(tick.get_text() for axes in panels(chart) for tick in axes.get_yticklabels())
+    assert "31q1s4090_q0" in names and "page16" in names and not recwarn.list
 
 
 def test_the_heatmap_has_a_cell_a_backend_and_case_with_its_gain_or_why_not(drawn):

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from attn_exp.comparison.join import method_key
 from attn_exp.core.case.case import PASSES, TYPED_DTYPES, Case
-from attn_exp.core.case.fields import case_columns
+from attn_exp.core.case.features import FEATURES, PAGES
+from attn_exp.core.case.fields import case_columns, typed_lengths
 from attn_exp.core.source import short
 
 if TYPE_CHECKING:
@@ -127,6 +128,8 @@ _BESIDE: "tuple[Callable[[Result], str], ...]" = (
     lambda result: result.device_name,
     lambda result: result.measuring.timer,
 )
+# Letters of packed sequences in a name.
+_LONGEST = 24
 _SHORT_NAMES = {"batch": "b", "q_heads": "h", "kv_heads": "kvh", "q_len": "s", "kv_len": "kv", "head_dim": "d"}
 
 
@@ -143,6 +146,10 @@ def _word(name: str, value: Any, case: Case) -> str:
         return typed if name == "dtype" or (name == "align" and not case.square) or value == "bshd" else ""
     if name == "value_dim":
         return "" if value == case.head_dim else f"dv{value}"
-    if isinstance(value, bool):
-        return name if value else ""
+    if name in ("lengths", "kv_lengths"):
+        # Its requests, with the keys that they have.
+        text = "" if name == "kv_lengths" or value is None else typed_lengths(value, case.kv_lengths)
+        return text if len(text) <= _LONGEST else f"{len(value)} requests"
+    if name in FEATURES:
+        return FEATURES[name].label.format(value) if value and value != PAGES[0] else ""
     return "" if value is None else f"{name} {value}"

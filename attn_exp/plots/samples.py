@@ -37,7 +37,8 @@ def samples_chart(results: "Sequence[Result]") -> Chart | None:
         return None
     kept = [result for result, _ in records]
     passes, style, name_of = passes_of(kept, "time_us"), looks(kept), case_names(kept)
-    figure = new_figure(2.6 + 3.6 * len(passes), 1.9 + 0.32 * len(records))
+    names = [f"{result.label}  {name_of(result)}".rstrip() for result in kept]
+    figure = new_figure(0.5 + 0.08 * max(map(len, names)) + 3.6 * len(passes), 1.9 + 0.32 * len(records))
     panels = figure.subplots(1, len(passes), squeeze=False, sharey=True)[0]
     for panel, side in zip(panels, passes, strict=True):
         reach = 1.0
@@ -49,7 +50,6 @@ def samples_chart(results: "Sequence[Result]") -> Chart | None:
         panel.set_xlabel("sample over the job's median, %")
         panel.grid(axis="x", color="#dddddd", linewidth=0.6)
         panel.set_axisbelow(True)
-    names = [f"{result.label}  {name_of(result)}".rstrip() for result in kept]
     panels[0].set_yticks(range(len(names)), names, fontsize=SMALL)
     panels[0].invert_yaxis()
     left_out = len(sampled) - len(kept)
