@@ -1,7 +1,7 @@
 """Metrics: the numbers people compare, computed from a timed pass. Each is one function decorated with `metric`.
 
 A function here is all that a metric needs: it appears in records, `table.csv`, MLflow and comparisons under its name,
-and its docstring is its row in docs/metrics.md.
+and its docstring is its row in docs/metrics.md. What a pass has as it is needs no function: see `attribute`.
 """
 
 import re
@@ -9,6 +9,8 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from operator import attrgetter
+from typing import Any
 
 from attn_exp.core.case.case import Case
 from attn_exp.core.case.flops import compulsory_bytes, flops, flops_sdpa_convention
@@ -150,6 +152,17 @@ def metric(
     return register
 
 
+def attribute(name: str, unit: str, path: str, description: str, **more: Any) -> None:
+    """Register what a pass has under a dotted name (`summary.median_us`) as a metric; `more` is as in `metric`."""
+
+    def compute(timed: TimedPass) -> Value:
+        value: Value = attrgetter(path)(timed)
+        return value
+
+    compute.__doc__ = description
+    metric(unit, name=name, **more)(compute)
+
+
 @lru_cache(1 << 12)
 def metric_named(name: str) -> Metric:
     """Return the metric of a name without its pass; one that this version does not know is taken to be better low."""
@@ -190,100 +203,31 @@ def pass_metrics(
     return {f"{direction}/{name}": float(value) for name, value in values.items() if value is not None}
 
 
-@metric("us", head="us")
-def time_us(timed: TimedPass) -> Value:
-    """Median of all samples by the primary timer."""
-    return timed.summary.median_us
-
-
-@metric("us")
-def time_low_us(timed: TimedPass) -> Value:
-    """Lower bound of the median's 95 % confidence interval across rounds."""
-    return timed.summary.low_us
-
-
-@metric("us")
-def time_high_us(timed: TimedPass) -> Value:
-    """Upper bound of the median's 95 % confidence interval across rounds."""
-    return timed.summary.high_us
-
-
-@metric("share")
-def time_half_width(timed: TimedPass) -> Value:
-    """Relative half-width of that confidence interval: 0.01 is ±1 %."""
-    return timed.summary.half_width
-
-
-@metric("us")
-def time_mean_us(timed: TimedPass) -> Value:
-    """Mean of all samples."""
-    return timed.summary.mean_us
-
-
-@metric("us")
-def time_min_us(timed: TimedPass) -> Value:
-    """Smallest sample."""
-    return timed.summary.min_us
-
-
-@metric("us")
-def time_p5_us(timed: TimedPass) -> Value:
-    """5th percentile of the samples."""
-    return timed.summary.p5_us
-
-
-@metric("us")
-def time_p20_us(timed: TimedPass) -> Value:
-    """20th percentile of the samples."""
-    return timed.summary.p20_us
-
-
-@metric("us")
-def time_p80_us(timed: TimedPass) -> Value:
-    """80th percentile of the samples."""
-    return timed.summary.p80_us
-
-
-@metric("us")
-def time_p95_us(timed: TimedPass) -> Value:
-    """95th percentile of the samples."""
-    return timed.summary.p95_us
-
-
-@metric("share")
-def relative_spread(timed: TimedPass) -> Value:
-    """(p80 - p20) / median."""
-    return timed.summary.relative_spread
-
-
-@metric("count")
-def samples(timed: TimedPass) -> Value:
-    """Number of samples."""
-    return timed.summary.n
-
-
-@metric("count")
-def rounds(timed: TimedPass) -> Value:
-    """Number of rounds."""
-    return timed.summary.rounds
-
-
-@metric("count")
-def effective_rounds(timed: TimedPass) -> Value:
-    """Number of independent rounds that would determine the mean as well as these, which depend on each other."""
-    return timed.summary.effective_rounds
-
-
-@metric("share")
-def round_autocorrelation(timed: TimedPass) -> Value:
-    """Autocorrelation of the rounds' log medians at lag 1."""
-    return timed.summary.autocorrelation
-
-
-@metric("count")
-def outliers(timed: TimedPass) -> Value:
-    """Number of samples beyond 3 interquartile ranges; none is dropped."""
-    return timed.summary.outliers
+attribute("time_us", "us", "summary.median_us", "Median of all samples by the primary timer", head="us")
+attribute("time_low_us", "us", "summary.low_us", "Lower bound of the median's 95 % confidence interval across rounds")
+attribute("time_high_us", "us", "summary.high_us", "Upper bound of the median's 95 % confidence interval across rounds")
+attribute(
+    "time_half_width", "share", "summary.half_width", "Relative half-width of that confidence interval: 0.01 is ±1 %"
+)
+attribute("time_mean_us", "us", "summary.mean_us", "Mean of all samples")
+attribute("time_min_us", "us", "summary.min_us", "Smallest sample")
+attribute("time_p5_us", "us", "summary.p5_us", "5th percentile of the samples")
+attribute("time_p20_us", "us", "summary.p20_us", "20th percentile of the samples")
+attribute("time_p80_us", "us", "summary.p80_us", "80th percentile of the samples")
+attribute("time_p95_us", "us", "summary.p95_us", "95th percentile of the samples")
+attribute("relative_spread", "share", "summary.relative_spread", "(p80 - p20) / median")
+attribute("samples", "count", "summary.n", "Number of samples")
+attribute("rounds", "count", "summary.rounds", "Number of rounds")
+attribute(
+    "effective_rounds",
+    "count",
+    "summary.effective_rounds",
+    "Number of independent rounds that would determine the mean as well as these, which depend on each other",
+)
+attribute(
+    "round_autocorrelation", "share", "summary.autocorrelation", "Autocorrelation of the rounds' log medians at lag 1"
+)
+attribute("outliers", "count", "summary.outliers", "Number of samples beyond 3 interquartile ranges; none is dropped")
 
 
 @metric("TFLOP/s", rate=True, head="TFLOPS")
@@ -318,10 +262,7 @@ def us_per_token(timed: TimedPass) -> Value:
     return timed.summary.median_us / (timed.case.batch * timed.case.q_len)
 
 
-@metric("byte")
-def min_bytes(timed: TimedPass) -> Value:
-    """Compulsory bytes: every input read once, every output written once."""
-    return timed.work.bytes
+attribute("min_bytes", "byte", "work.bytes", "Compulsory bytes: every input read once, every output written once")
 
 
 @metric("byte")
@@ -375,16 +316,19 @@ def tflops_per_watt(timed: TimedPass) -> Value:
     return None if not timed.power_w else timed.work.flops / timed.seconds / 1e12 / timed.power_w or None
 
 
-@metric("W", of_power=True)
-def power_w(timed: TimedPass) -> Value:
-    """Mean power while the pass was timed, flushes and gaps between the calls included."""
-    return timed.window.power_w
-
-
-@metric("share")
-def power_error(timed: TimedPass) -> Value:
-    """Largest relative error of that power that the steps of its counter allow."""
-    return timed.window.power_error
+attribute(
+    "power_w",
+    "W",
+    "window.power_w",
+    "Mean power while the pass was timed, flushes and gaps between the calls included",
+    of_power=True,
+)
+attribute(
+    "power_error",
+    "share",
+    "window.power_error",
+    "Largest relative error of that power that the steps of its counter allow",
+)
 
 
 @metric("MHz", higher_is_better=True)
@@ -394,10 +338,13 @@ def clock_mhz(timed: TimedPass) -> Value:
     return statistics.median(clocks) if clocks else timed.window.clock_mhz
 
 
-@metric("MHz", higher_is_better=True)
-def memory_clock_mhz(timed: TimedPass) -> Value:
-    """Median clock of the GPU's memory while the pass was timed."""
-    return timed.window.memory_clock_mhz
+attribute(
+    "memory_clock_mhz",
+    "MHz",
+    "window.memory_clock_mhz",
+    "Median clock of the GPU's memory while the pass was timed",
+    higher_is_better=True,
+)
 
 
 @metric("share", higher_is_better=True)
@@ -406,28 +353,30 @@ def duty(timed: TimedPass) -> Value:
     return timed.measured.timings[0].notes.get("duty")
 
 
-@metric("byte")
-def peak_memory_bytes(timed: TimedPass) -> Value:
-    """[Memory of the call](measuring.md#memory) at its peak in PyTorch's allocator; GPU only."""
-    return timed.measured.peak_memory_bytes
-
-
-@metric("byte")
-def outside_memory_bytes(timed: TimedPass) -> Value:
-    """Device memory that the backend took and PyTorch's allocator does not know, by the driver's count; GPU only."""
-    return timed.measured.outside_memory_bytes
-
-
-@metric("byte")
-def workspace_bytes(timed: TimedPass) -> Value:
-    """What a call allocates beside its results, and the workspace that its backend names; on a CPU the latter alone."""
-    return timed.measured.workspace_bytes
-
-
-@metric("us")
-def mask_build_us(timed: TimedPass) -> Value:
-    """Time to [build the mask](cases.md#building-a-mask) of a backend whose masks are data; not a part of the call."""
-    return timed.measured.mask_build_us
+attribute(
+    "peak_memory_bytes",
+    "byte",
+    "measured.peak_memory_bytes",
+    "[Memory of the call](measuring.md#memory) at its peak in PyTorch's allocator; GPU only",
+)
+attribute(
+    "outside_memory_bytes",
+    "byte",
+    "measured.outside_memory_bytes",
+    "Device memory that the backend took and PyTorch's allocator does not know, by the driver's count; GPU only",
+)
+attribute(
+    "workspace_bytes",
+    "byte",
+    "measured.workspace_bytes",
+    "What a call allocates beside its results, and the workspace that its backend names; on a CPU the latter alone",
+)
+attribute(
+    "mask_build_us",
+    "us",
+    "measured.mask_build_us",
+    "Time to [build the mask](cases.md#building-a-mask) of a backend whose masks are data; not a part of the call",
+)
 
 
 @metric("share")
@@ -437,10 +386,12 @@ def mask_build_of_call(timed: TimedPass) -> Value:
     return None if built_us is None else built_us / timed.summary.median_us
 
 
-@metric("byte")
-def mask_build_bytes(timed: TimedPass) -> Value:
-    """Memory in PyTorch's allocator that building the mask takes at its peak; GPU only."""
-    return timed.measured.mask_build_bytes
+attribute(
+    "mask_build_bytes",
+    "byte",
+    "measured.mask_build_bytes",
+    "Memory in PyTorch's allocator that building the mask takes at its peak; GPU only",
+)
 
 
 @metric(YES_OR_NO, higher_is_better=True, head="determ.")
@@ -468,10 +419,7 @@ def reads_free_slots(timed: TimedPass) -> Value:
     return None if reads is None else float(reads)
 
 
-@metric("s")
-def first_call_s(timed: TimedPass) -> Value:
-    """The first call: building, compiling, loading."""
-    return timed.measured.first_call_s
+attribute("first_call_s", "s", "measured.first_call_s", "The first call: building, compiling, loading")
 
 
 @metric("count")
