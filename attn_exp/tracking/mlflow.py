@@ -108,7 +108,7 @@ class MlflowTracker(Tracker):
             reason = trouble(error)
         return (
             f"MLflow at {self._place.shown} stores nothing yet ({reason}): the sweep continues, and its records are in "
-            f"{sweep.folder}; if it does not recover, store them with: {self._replay(sweep)}"
+            f"{sweep.folder}; if it does not recover, store them with: {self.replay_command()}"
         )
 
     def where(self) -> str | None:
@@ -186,7 +186,7 @@ class MlflowTracker(Tracker):
             reason = f"no answer within tracker.patience_s={self._place.patience_s:g}"
         return (
             f"MLflow at {self._place.shown} lacks {what} ({reason}): all records are in {runs.sweep.folder}; "
-            f"store them with: {self._replay(runs.sweep)}"
+            f"store them with: {self.replay_command()}"
         )
 
     def _flush(self, thread: Background, limit_s: float, told: Callable[[str], None]) -> None:
@@ -214,10 +214,9 @@ class MlflowTracker(Tracker):
 
     def replay_command(self) -> str | None:
         """Return the command that stores what is missing of the sweep that was opened."""
-        return None if self._sweep is None else self._replay(self._sweep)
-
-    def _replay(self, sweep: SweepInfo) -> str:
-        return replay_command(sweep.folder, self._place.uri, self._place.experiment, self._place.artifacts)
+        if self._sweep is None:
+            return None
+        return replay_command(self._sweep.folder, self._place.uri, self._place.experiment, self._place.artifacts)
 
 
 def _seconds(value: object) -> float:
