@@ -1,6 +1,5 @@
 """The interface of trackers, and the flat view of a record that they store."""
 
-import getpass
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -142,14 +141,6 @@ class Tracker:
         return None
 
 
-def run_name(record: Record) -> str:
-    """Return the name of a record's run: backend and case, with what sweeps vary most first, and the sweep last.
-
-    MLflow cuts names in legends and columns after some twenty letters.
-    """
-    return f"{record.label} {record.request.case.brief()} ({record.request.sweep})"
-
-
 def params(job: Request | Result) -> dict[str, str]:
     """Return the resolved configuration of a job, under flat names that are easy to sort and filter.
 
@@ -241,11 +232,3 @@ def _flags_by_pass(record: Record) -> str:
         passes = [name for name, flags in of_passes.items() if flag in flags]
         words.append(flag if len(passes) in (0, len(of_passes)) else f"{flag} ({', '.join(passes)})")
     return ", ".join(words)
-
-
-def user_name() -> str | None:
-    """Return the user's name, or None if the system does not know it (a container with a numeric user)."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError, ImportError):
-        return None
