@@ -115,7 +115,7 @@ class Session:
             context.tracker.quiet()
         with self.writing():
             queue.submit(left, self._beside(left))
-        self._running(queue)
+        self.progress.running(queue.oldest.label)
         return _objective(self._await(queue, self.ahead if left[0].device == "cuda" else 0))
 
     def _check_sources(self, requests: Sequence[Request]) -> None:
@@ -127,9 +127,6 @@ class Session:
                     f"the files of backend {request.backend['name']} were changed while the sweep ran, which ends: "
                     f"measure the present ones with: {self.resume_command()}"
                 )
-
-    def _running(self, queue: JobQueue) -> None:
-        self.progress.running(queue.oldest.label)
 
     def _beside(self, requests: Sequence[Request]) -> str | None:
         """Return the name of the fastest job of this case that was measured here before, on the same card.
@@ -268,7 +265,7 @@ class Session:
                 self.finish(record, rivals)
                 ended.append(record)
             if queue.waiting:
-                self._running(queue)
+                self.progress.running(queue.oldest.label)
             for done in ended:
                 self._halt(done)
         return record
