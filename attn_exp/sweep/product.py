@@ -138,11 +138,8 @@ class Composer:
 
     def distinct(self, jobs: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
         """Return the jobs without those that differ only in options that their backend does not have."""
-        if not self._options:
-            return list(jobs)
-        return list({tuple(text for text in job if self._is_for(text, job)): job for job in reversed(jobs)}.values())[
-            ::-1
-        ]
+        distinct = {tuple(text for text in job if self._is_for(text, job)): job for job in reversed(jobs)}
+        return list(distinct.values())[::-1]
 
     def _is_for(self, text: str, overrides: Overrides) -> bool:
         """Return whether an override of a job is for its backend."""
