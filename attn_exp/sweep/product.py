@@ -16,8 +16,9 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
 
+from attn_exp.config.compose import dictionary
 from attn_exp.config.overrides import override_key
 from attn_exp.core.errors import UserError, first_line
 from attn_exp.core.record.request import Request
@@ -47,9 +48,7 @@ class _Base:
         with open_dict(self.own):
             del self.own["hydra"]
         ConfigLoaderImpl._apply_overrides_to_config(list(shared), self.own)
-        original = OmegaConf.to_container(self.own, resolve=False)
-        assert isinstance(original, dict)
-        self._original: dict[Any, Any] = original
+        self._original = dictionary(self.own, resolve=False)
 
     def restore(self, tops: Iterable[str]) -> None:
         """Restore the top-level nodes of these names."""
