@@ -18,7 +18,7 @@ from hydra.core.utils import setup_globals
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from attn_exp.config.compose import dictionary, is_dry_run, isolation_options, resolved_config
+from attn_exp.config.compose import dictionary, is_dry_run
 from attn_exp.core.case.case import Case
 from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.host.nvml import GpuInfo
@@ -131,8 +131,8 @@ class _ProductSweep:
         return launcher
 
     def _launch(self, launcher: Launcher, checked: Requests) -> None:
-        first, session = self._composer.case(self._jobs[0]), self._session
-        context = session.open(first)
+        session = self._session
+        context = session.open(self._composer.case(self._jobs[0]))
         gpus = [gpu.uuid for gpu in launcher.gpus] if launcher.pinned else []
         settled: dict[Case, str | None] = {}
         left = list[Request]()
@@ -147,7 +147,7 @@ class _ProductSweep:
                     gpu = done.request.gpu_uuid
                     settled.setdefault(done.request.case, gpu if gpu in gpus else None)
         if left:
-            launch(session, launcher, isolation_options(resolved_config(first)), left, settled)
+            launch(session, launcher, left, settled)
 
     def _cases(self, checked: Requests) -> Iterator[tuple[tuple[str, ...], list[Request]]]:
         """Yield the possible jobs of each case that are to be measured in turns, with the overrides of the first.
