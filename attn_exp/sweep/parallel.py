@@ -15,7 +15,7 @@ from attn_exp.core.record.record import Record
 from attn_exp.core.record.request import Request
 from attn_exp.execution.context import already_running
 from attn_exp.execution.job_queue import with_failed_profiles
-from attn_exp.execution.session import Session, stop_line, stops
+from attn_exp.execution.session import Session, stops
 from attn_exp.sweep.board import GONE_S, Board, Line, Watch, refresh_folder, running_elsewhere
 from attn_exp.sweep.launcher import Launcher
 from attn_exp.sweep.plan import LaunchPlan, group_jobs, write_plan
@@ -152,8 +152,7 @@ def launch(session: Session, launcher: Launcher, requests: Sequence[Request], do
     if jobs.held and jobs.left and jobs.halt is None:
         raise UserError(jobs.held[0])
     if jobs.halt is not None:
-        session.say(stop_line(jobs.halt))
-        raise SystemExit(1)
+        session.halt(jobs.halt)
 
 
 def _run(launcher: Launcher, board: Board, plan: LaunchPlan, tasks: int, jobs: _Jobs) -> dict[int, str]:
