@@ -136,7 +136,6 @@ def explain_error_of_one_case(error: Exception) -> str:
 
 
 def _grammar(text: str) -> str | None:
-    example = "for example backend=flash or batch=1,8,16"
     match = re.search(r"Error parsing override '(.*)'\n", text)
     if not match:
         return None
@@ -145,7 +144,7 @@ def _grammar(text: str) -> str | None:
         return f"the value of {key[1]} cannot be read: write batch=1,8 or batch='range(1,9)'"
     if re.fullmatch(r"[\w-]+", match[1]):
         return f"'{match[1]}' is neither a command nor key=value: attn-exp --help lists the commands"
-    return f"'{match[1]}' is not of the form key=value, {example}"
+    return f"'{match[1]}' is not of the form key=value, for example backend=flash or batch=1,8,16"
 
 
 def _keys() -> set[str]:

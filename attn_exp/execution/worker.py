@@ -243,7 +243,6 @@ class Worker:
         return None if limit is None else max(0.0, self._since + limit - time.monotonic())
 
     def _limit_s(self) -> float | None:
-        """The time limit of the present phase."""
         limits = {"start": START_LIMIT_S, "profile": self.profiler_timeout_s}
         return limits.get(self._phase, self.timeout_s)
 
