@@ -9,7 +9,6 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from operator import attrgetter
 from typing import Any
 
 from attn_exp.core.case.case import Case
@@ -152,15 +151,20 @@ def metric(
     return register
 
 
-def attribute(name: str, unit: str, path: str, description: str, **more: Any) -> None:
-    """Register what a pass has under a dotted name (`summary.median_us`) as a metric; `more` is as in `metric`."""
+def attribute(path: str, unit: str, description: str, *, name: str = "", **more: Any) -> None:
+    """Register what a pass has under a dotted name (`summary.n`) as the metric of its last part, or of `name`.
+
+    It is unknown if a part is None; `more` is as in `metric`.
+    """
 
     def compute(timed: TimedPass) -> Value:
-        value: Value = attrgetter(path)(timed)
-        return value
+        value: Any = timed
+        for part in path.split("."):
+            value = None if value is None else getattr(value, part)
+        return value  # type: ignore[no-any-return]
 
     compute.__doc__ = description
-    metric(unit, name=name, **more)(compute)
+    metric(unit, name=name or path.rpartition(".")[2], **more)(compute)
 
 
 @lru_cache(1 << 12)
@@ -203,31 +207,40 @@ def pass_metrics(
     return {f"{direction}/{name}": float(value) for name, value in values.items() if value is not None}
 
 
-attribute("time_us", "us", "summary.median_us", "Median of all samples by the primary timer", head="us")
-attribute("time_low_us", "us", "summary.low_us", "Lower bound of the median's 95 % confidence interval across rounds")
-attribute("time_high_us", "us", "summary.high_us", "Upper bound of the median's 95 % confidence interval across rounds")
+attribute("summary.median_us", "us", "Median of all samples by the primary timer", name="time_us", head="us")
 attribute(
-    "time_half_width", "share", "summary.half_width", "Relative half-width of that confidence interval: 0.01 is ±1 %"
+    "summary.low_us", "us", "Lower bound of the median's 95 % confidence interval across rounds", name="time_low_us"
 )
-attribute("time_mean_us", "us", "summary.mean_us", "Mean of all samples")
-attribute("time_min_us", "us", "summary.min_us", "Smallest sample")
-attribute("time_p5_us", "us", "summary.p5_us", "5th percentile of the samples")
-attribute("time_p20_us", "us", "summary.p20_us", "20th percentile of the samples")
-attribute("time_p80_us", "us", "summary.p80_us", "80th percentile of the samples")
-attribute("time_p95_us", "us", "summary.p95_us", "95th percentile of the samples")
-attribute("relative_spread", "share", "summary.relative_spread", "(p80 - p20) / median")
-attribute("samples", "count", "summary.n", "Number of samples")
-attribute("rounds", "count", "summary.rounds", "Number of rounds")
 attribute(
-    "effective_rounds",
-    "count",
+    "summary.high_us", "us", "Upper bound of the median's 95 % confidence interval across rounds", name="time_high_us"
+)
+attribute(
+    "summary.half_width",
+    "share",
+    "Relative half-width of that confidence interval: 0.01 is ±1 %",
+    name="time_half_width",
+)
+attribute("summary.mean_us", "us", "Mean of all samples", name="time_mean_us")
+attribute("summary.min_us", "us", "Smallest sample", name="time_min_us")
+attribute("summary.p5_us", "us", "5th percentile of the samples", name="time_p5_us")
+attribute("summary.p20_us", "us", "20th percentile of the samples", name="time_p20_us")
+attribute("summary.p80_us", "us", "80th percentile of the samples", name="time_p80_us")
+attribute("summary.p95_us", "us", "95th percentile of the samples", name="time_p95_us")
+attribute("summary.relative_spread", "share", "(p80 - p20) / median")
+attribute("summary.n", "count", "Number of samples", name="samples")
+attribute("summary.rounds", "count", "Number of rounds")
+attribute(
     "summary.effective_rounds",
+    "count",
     "Number of independent rounds that would determine the mean as well as these, which depend on each other",
 )
 attribute(
-    "round_autocorrelation", "share", "summary.autocorrelation", "Autocorrelation of the rounds' log medians at lag 1"
+    "summary.autocorrelation",
+    "share",
+    "Autocorrelation of the rounds' log medians at lag 1",
+    name="round_autocorrelation",
 )
-attribute("outliers", "count", "summary.outliers", "Number of samples beyond 3 interquartile ranges; none is dropped")
+attribute("summary.outliers", "count", "Number of samples beyond 3 interquartile ranges; none is dropped")
 
 
 @metric("TFLOP/s", rate=True, head="TFLOPS")
@@ -262,7 +275,7 @@ def us_per_token(timed: TimedPass) -> Value:
     return timed.summary.median_us / (timed.case.batch * timed.case.q_len)
 
 
-attribute("min_bytes", "byte", "work.bytes", "Compulsory bytes: every input read once, every output written once")
+attribute("work.bytes", "byte", "Compulsory bytes: every input read once, every output written once", name="min_bytes")
 
 
 @metric("byte")
@@ -317,18 +330,12 @@ def tflops_per_watt(timed: TimedPass) -> Value:
 
 
 attribute(
-    "power_w",
-    "W",
     "window.power_w",
+    "W",
     "Mean power while the pass was timed, flushes and gaps between the calls included",
     of_power=True,
 )
-attribute(
-    "power_error",
-    "share",
-    "window.power_error",
-    "Largest relative error of that power that the steps of its counter allow",
-)
+attribute("window.power_error", "share", "Largest relative error of that power that the steps of its counter allow")
 
 
 @metric("MHz", higher_is_better=True)
@@ -339,11 +346,7 @@ def clock_mhz(timed: TimedPass) -> Value:
 
 
 attribute(
-    "memory_clock_mhz",
-    "MHz",
-    "window.memory_clock_mhz",
-    "Median clock of the GPU's memory while the pass was timed",
-    higher_is_better=True,
+    "window.memory_clock_mhz", "MHz", "Median clock of the GPU's memory while the pass was timed", higher_is_better=True
 )
 
 
@@ -354,27 +357,23 @@ def duty(timed: TimedPass) -> Value:
 
 
 attribute(
-    "peak_memory_bytes",
-    "byte",
     "measured.peak_memory_bytes",
+    "byte",
     "[Memory of the call](measuring.md#memory) at its peak in PyTorch's allocator; GPU only",
 )
 attribute(
-    "outside_memory_bytes",
-    "byte",
     "measured.outside_memory_bytes",
+    "byte",
     "Device memory that the backend took and PyTorch's allocator does not know, by the driver's count; GPU only",
 )
 attribute(
-    "workspace_bytes",
-    "byte",
     "measured.workspace_bytes",
+    "byte",
     "What a call allocates beside its results, and the workspace that its backend names; on a CPU the latter alone",
 )
 attribute(
-    "mask_build_us",
-    "us",
     "measured.mask_build_us",
+    "us",
     "Time to [build the mask](cases.md#building-a-mask) of a backend whose masks are data; not a part of the call",
 )
 
@@ -387,9 +386,8 @@ def mask_build_of_call(timed: TimedPass) -> Value:
 
 
 attribute(
-    "mask_build_bytes",
-    "byte",
     "measured.mask_build_bytes",
+    "byte",
     "Memory in PyTorch's allocator that building the mask takes at its peak; GPU only",
 )
 
@@ -412,20 +410,20 @@ def phase_invariant(timed: TimedPass) -> Value:
     return holds(timed.measured.bitwise, "phases")
 
 
-@metric(YES_OR_NO, head="reads free")
-def reads_free_slots(timed: TimedPass) -> Value:
-    """Whether a NaN in [memory without a key](checks.md#free-slots) reaches the output: 1 is yes, 0 is no."""
-    reads = timed.measured.reads_free_slots
-    return None if reads is None else float(reads)
+attribute(
+    "measured.reads_free_slots",
+    YES_OR_NO,
+    "Whether a NaN in [memory without a key](checks.md#free-slots) reaches the output: 1 is yes, 0 is no",
+    head="reads free",
+)
 
 
-attribute("first_call_s", "s", "measured.first_call_s", "The first call: building, compiling, loading")
+attribute("measured.first_call_s", "s", "The first call: building, compiling, loading")
 
 
-@metric("count")
-def graphs(timed: TimedPass) -> Value:
-    """Graphs that Dynamo made of the job, all passes together; only with torch.compile."""
-    return None if timed.compiled is None else timed.compiled.graphs
+attribute(
+    "compiled.graphs", "count", "Graphs that Dynamo made of the job, all passes together; only with torch.compile"
+)
 
 
 @metric("count")
@@ -434,10 +432,7 @@ def graph_breaks(timed: TimedPass) -> Value:
     return None if timed.compiled is None else sum(timed.compiled.breaks.values())
 
 
-@metric("count")
-def recompilations(timed: TimedPass) -> Value:
-    """How often Dynamo compiled a frame of the job again."""
-    return None if timed.compiled is None else timed.compiled.recompilations
+attribute("compiled.recompilations", "count", "How often Dynamo compiled a frame of the job again")
 
 
 @metric("us", name="{timer}_time_us", parts=("kernel", "event"))
