@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from attn_exp.core.case.case import Case
 from attn_exp.core.case.fields import typed_fields
 from attn_exp.core.catalogue import colour_of, recorded_about
 from attn_exp.core.record.checked import told
@@ -169,17 +168,16 @@ def shown(value: float) -> float:
 
 def metrics(record: Record) -> dict[str, float]:
     """Return the metrics of a record, its profiles and its roofline with four digits, without infinite ones and NaN."""
-    values = record.metrics | roof_metrics(record) | case_metrics(record.request.case)
+    case = record.request.case
+    values = record.metrics | roof_metrics(record)
+    # The case's sizes too: MLflow sorts, filters and plots parameters as text.
+    for name in ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "value_dim"):
+        values[f"case/{name}"] = float(getattr(case, name))
+    if case.square:
+        values["case/seq_len"] = float(case.q_len)
     for profiler, profile in record.profiles.items():
         values |= {f"{profiler}/{name}": value for name, value in profile.metrics.items()}
     return {name: shown(value) for name, value in values.items() if math.isfinite(value)}
-
-
-def case_metrics(case: Case) -> dict[str, float]:
-    """Return the sizes of a case as metrics: MLflow sorts, filters and plots parameters as text."""
-    sizes = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "value_dim")
-    values = {f"case/{name}": float(getattr(case, name)) for name in sizes}
-    return values | ({"case/seq_len": float(case.q_len)} if case.square else {})
 
 
 def tags(record: Record) -> dict[str, str]:
