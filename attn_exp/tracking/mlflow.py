@@ -46,8 +46,10 @@ class MlflowPlace:
         self.uri = absolute_uri(str(config.get("uri") or DEFAULT_URI))
         self.experiment = str(config.get("mlflow_experiment") or "attn_exp")
         self.artifacts = artifacts_place(config.get("artifacts"), self.uri)
-        given = config.get("patience_s")
-        self.patience_s = _PATIENCE_S if given is None else _seconds(given)
+        patience_s = _PATIENCE_S if config.get("patience_s") is None else config["patience_s"]
+        if isinstance(patience_s, bool) or not isinstance(patience_s, int | float) or not 0 <= patience_s < math.inf:
+            raise UserError(f"tracker.patience_s={patience_s} is not a number of seconds: write tracker.patience_s=30")
+        self.patience_s = float(patience_s)
 
     @property
     def shown(self) -> str:
@@ -217,9 +219,3 @@ class MlflowTracker(Tracker):
         if self._sweep is None:
             return None
         return replay_command(self._sweep.folder, self._place.uri, self._place.experiment, self._place.artifacts)
-
-
-def _seconds(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise UserError(f"tracker.patience_s={value} is not a number of seconds: write tracker.patience_s=30")
-    return float(value)
