@@ -85,7 +85,17 @@ def keep_curves(
         if wanted.pop(digest, None) is None:
             client.delete_run(run.info.run_id)
     for digest, curve in wanted.items():
-        _create(client, experiment, parent, curve, digest)
+        tags = {"kind": "curve", "sweep": parent.data.tags["attn_exp.sweep"], "label": curve.label, "curve": digest}
+        new = NewRun(
+            name=curve.name,
+            parent=parent.info.run_id,
+            moments=(curve.moment, curve.moment),
+            tags={f"attn_exp.{key}": value for key, value in tags.items()} | {RUN_COLOUR: curve.colour},
+            params=curve.params,
+            # Between the sweep's own run and its jobs, of which MLflow then shows the first ten.
+            metrics=_metrics(curve, curve.points | {LIST_PLACE: ((0, 0.5),)}),
+        )
+        store_run(client, experiment, new)
         rates = {
             name.replace("_by_length", f"/{curve.name.replace(' · ', ' ')}"): points
             for name, points in curve.points.items()
@@ -93,20 +103,6 @@ def keep_curves(
         }
         log_values(client, parent.info.run_id, _metrics(curve, rates))
         answered()
-
-
-def _create(client: "MlflowClient", experiment: str, parent: "Run", curve: Curve, digest: str) -> None:
-    tags = {"kind": "curve", "sweep": parent.data.tags["attn_exp.sweep"], "label": curve.label, "curve": digest}
-    new = NewRun(
-        name=curve.name,
-        parent=parent.info.run_id,
-        moments=(curve.moment, curve.moment),
-        tags={f"attn_exp.{key}": value for key, value in tags.items()} | {RUN_COLOUR: curve.colour},
-        params=curve.params,
-        # Between the sweep's own run and its jobs, of which MLflow then shows the first ten.
-        metrics=_metrics(curve, curve.points | {LIST_PLACE: ((0, 0.5),)}),
-    )
-    store_run(client, experiment, new)
 
 
 def _metrics(curve: Curve, points: Mapping[str, tuple[tuple[int, float], ...]]) -> "list[Metric]":
