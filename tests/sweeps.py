@@ -71,9 +71,8 @@ def job(
     device = changes.pop("device", "cuda")
     model = changes.pop("model", "sdpa_bench")
     compiled = changes.pop("compile", Compile())
-    identity = _identity(of, config, asked, compiled, True, device)
     request = Request(
-        job=f"{re.sub('[^A-Za-z0-9.-]', '', backend)}-{identity}".lstrip("-."),
+        job="named-below",
         sweep="s",
         model=model,
         device=device,
@@ -83,6 +82,8 @@ def job(
         compile=compiled,
         label=f"{backend} {of.label()}",
     )
+    job_name = f"{re.sub('[^A-Za-z0-9.-]', '', backend)}-{_identity(request)}".lstrip("-.")
+    request = replace(request, job=job_name)
     metrics: dict[str, float] = {}
     passes = {}
     for name, us in times.items():

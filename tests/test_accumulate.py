@@ -14,7 +14,6 @@ from test_measure import machine, measured, short_rounds  # noqa: F401
 from attn_exp.attention.inputs import Accumulator, autograd_backward, make_inputs
 from attn_exp.comparison.join import method_key
 from attn_exp.config.request import _identity
-from attn_exp.core.record.request import Compile
 from attn_exp.results.duel_command import duel_command
 from attn_exp.results.result import result_of
 from attn_exp.results.table import csv_text, job_line, table
@@ -94,9 +93,8 @@ def test_rows_with_and_without_sums_are_other_jobs_and_are_not_compared():
     plain = sweeps.job("flash", 100.0)
     adding = sweeps.job("flash", 100.0, 300.0, measuring={"accumulate": True})
     assert plain.request.job != adding.request.job
-    of = {"case": sweeps.CASE, "backend": {"name": "a"}, "compile_": Compile(), "caches": True, "device": "cuda"}
-    earlier = _identity(measuring=sweeps.MEASURING, **of)
-    assert earlier == _identity(measuring=replace(sweeps.MEASURING, accumulate=False), **of)
+    explicit = replace(plain.request, measuring=replace(plain.request.measuring, accumulate=False))
+    assert _identity(plain.request) == _identity(explicit) != _identity(adding.request)
     one, other = result_of(plain), result_of(adding)
     assert method_key(one) != method_key(other)
     assert " accumulate  " in job_line(other) and "accumulate" not in job_line(one)

@@ -13,7 +13,6 @@ import sweeps
 from attn_exp import compare
 from attn_exp.config.request import _identity
 from attn_exp.core import source
-from attn_exp.core.record.request import Compile
 from attn_exp.core.source import described, identity, source_of
 from attn_exp.execution.job_queue import JobQueue
 from attn_exp.execution.worker import Worker
@@ -154,11 +153,9 @@ def test_a_checkout_has_a_commit_and_says_whether_files_differ_from_it(place):
 
 
 def test_another_source_is_another_job_and_no_source_the_job_that_it_was():
-    parts = (fakes.CASE, {"name": "mine"}, fakes.MEASURING, Compile(), True, "cpu")
-    jobs = [
-        _identity(*parts, given) for given in ({}, {"sha256": "a"}, {"sha256": "b"}, {"sha256": "a", "commit": "c"})
-    ]
-    assert jobs[0] == _identity(*parts)
+    made = fakes.make_request({"_target_": "mine_here.Mine", "name": "mine"})
+    sources = ({}, {"sha256": "a"}, {"sha256": "b"}, {"sha256": "a", "commit": "c"})
+    jobs = [_identity(replace(made, source=given)) for given in sources]
     assert len(set(jobs)) == 3 and jobs[1] == jobs[3]
 
 

@@ -105,9 +105,9 @@ def _unknown_key(text: str) -> str | None:
     if key.startswith("profiler."):
         return f"there is no key '{key}': options of a profiler come with it, choose profiler={key.split('.')[1]}"
     launcher = key.startswith("hydra.launcher.")
-    if launcher and key in _launcher_keys(conf_folder()):
+    if launcher and key in _launcher_keys():
         return f"there is no key '{key}' without a launcher: choose hydra/launcher=NAME first"
-    keys = _launcher_keys(conf_folder()) if launcher else _keys(conf_folder())
+    keys = _launcher_keys() if launcher else _keys()
     if key in keys:
         return f"the chosen {key.partition('.')[0]} has no key '{key}': write +{key}=VALUE to add it"
     group, dot, option = key.partition(".")
@@ -136,7 +136,6 @@ def explain_error_of_one_case(error: Exception) -> str:
 
 
 def _grammar(text: str) -> str | None:
-    example = "for example backend=flash or batch=1,8,16"
     match = re.search(r"Error parsing override '(.*)'\n", text)
     if not match:
         return None
@@ -145,11 +144,12 @@ def _grammar(text: str) -> str | None:
         return f"the value of {key[1]} cannot be read: write batch=1,8 or batch='range(1,9)'"
     if re.fullmatch(r"[\w-]+", match[1]):
         return f"'{match[1]}' is neither a command nor key=value: attn-exp --help lists the commands"
-    return f"'{match[1]}' is not of the form key=value, {example}"
+    return f"'{match[1]}' is not of the form key=value, for example backend=flash or batch=1,8,16"
 
 
-def _keys(conf: Path) -> set[str]:
+def _keys() -> set[str]:
     """Return all keys of the configuration: single ones, groups, and the keys in groups."""
+    conf = conf_folder()
     keys = {path.name for path in conf.iterdir() if path.is_dir()}
     keys |= _flat(conf / "config.yaml", "")
     for path in conf.glob("*/*.yaml"):
@@ -158,8 +158,8 @@ def _keys(conf: Path) -> set[str]:
     return {key for key in keys if not key.startswith(("hydra", "defaults"))}
 
 
-def _launcher_keys(conf: Path) -> set[str]:
-    return {key for path in conf.glob("hydra/launcher/*.yaml") for key in _flat(path, "hydra.launcher.")}
+def _launcher_keys() -> set[str]:
+    return {key for path in conf_folder().glob("hydra/launcher/*.yaml") for key in _flat(path, "hydra.launcher.")}
 
 
 def _flat(path: Path, prefix: str) -> set[str]:
@@ -211,14 +211,8 @@ def _undeclared(key: str, known: frozenset[str]) -> str:
 @functools.cache
 def declared_keys() -> frozenset[str]:
     """Return the keys of the configuration, its groups, and the keys of the groups in `_CLOSED`."""
-    conf = conf_folder()
-    top = read_yaml(conf / "config.yaml")
-    keys = {str(key) for key in top} | {path.name for path in conf.iterdir() if path.is_dir()}
-    keys -= {"defaults", "hydra", "experiment"}
-    for group in _CLOSED:
-        nodes = [top.get(group, {}), *(read_yaml(path) for path in (conf / group).glob("*.yaml"))]
-        keys |= {f"{group}.{key}" for node in nodes for key in node}
-    return frozenset(keys)
+    keys = _keys() - {"experiment"}
+    return frozenset(key for key in keys if "." not in key or key.partition(".")[0] in _CLOSED)
 
 
 def _texts(node: Any) -> Iterator[str]:

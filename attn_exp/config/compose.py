@@ -32,17 +32,13 @@ def resolved_config(config: DictConfig, overrides: Sequence[str] = ()) -> dict[s
     names = [str(name) for name in config if name != "hydra"]
     # Only where it is needed: a masked copy takes longer than everything else here.
     own = OmegaConf.masked_copy(config, names) if "hydra" in config else config
-    unresolved = OmegaConf.to_container(own, resolve=False)
-    assert isinstance(unresolved, dict)
-    written = {str(name): value for name, value in unresolved.items()}
+    written = dictionary(own, resolve=False)
     check_keys(written)
     try:
-        resolved = OmegaConf.to_container(own, resolve=True)
+        named = dictionary(own, resolve=True)
     except OmegaConfBaseException as error:
         key, why = error.full_key or "a key", str(error).splitlines()[0][:_LONGEST_REASON]
         raise UserError(f"what {key} refers to by ${{...}} cannot be found or read ({why})") from error
-    assert isinstance(resolved, dict)
-    named: dict[str, Any] = {str(name): value for name, value in resolved.items()}
     for key in ("sweep", "folder"):
         if isinstance(name := named.get(key), int) and not isinstance(name, bool):
             # Hydra reads sweep=2026 as a number.
@@ -61,6 +57,13 @@ def resolved_config(config: DictConfig, overrides: Sequence[str] = ()) -> dict[s
     if taken := _from_environment(written):
         named["from_environment"] = taken
     return named
+
+
+def dictionary(node: DictConfig, *, resolve: bool) -> dict[str, Any]:
+    """Return a configuration, or a node of one, as a dictionary."""
+    whole = OmegaConf.to_container(node, resolve=resolve)
+    assert isinstance(whole, dict)
+    return {str(name): value for name, value in whole.items()}
 
 
 def _from_environment(written: Mapping[str, Any]) -> dict[str, Any]:

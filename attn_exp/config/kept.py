@@ -32,20 +32,15 @@ def kept_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     kept = {key: value for key, value in config.items() if key not in (*_NOT_KEPT, "from_environment")}
     values = {key: str(value) for key, value in flat(kept).items()}
-    _check_no_variable(values)
-    for key, written in config.get("from_environment", {}).items():
-        kept = _by_name(kept, key, written)
-    return kept
-
-
-def _check_no_variable(values: Mapping[str, str]) -> None:
-    name = held_secret(values.values())
-    if name is not None:
+    if (name := held_secret(values.values())) is not None:
         key = next(key for key, value in values.items() if held_secret([value]))
         raise UserError(
             f"{key} holds the value of the variable {name}, and would be kept in the record: let the backend read the "
             f"variable itself, with isolation.variables=[{name}]"
         )
+    for key, written in config.get("from_environment", {}).items():
+        kept = _by_name(kept, key, written)
+    return kept
 
 
 def _by_name(kept: Mapping[str, Any], key: str, written: Any) -> dict[str, Any]:

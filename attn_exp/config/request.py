@@ -3,9 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import fields
-from types import MappingProxyType
+from dataclasses import fields, replace
 from typing import Any
 
 import msgspec
@@ -28,7 +26,7 @@ COMPILE_MODES = ("none", "default", "reduce-overhead", "max-autotune", "max-auto
 _SWITCHES = ("deterministic", "determinism", "accumulate", "caches")
 _CHOICES = {"regime": REGIMES, "l2": ("cold", "written"), "gold": ("float32", "float64", "eager")}
 # Options that are younger than the identity, as every job has them that does not set them.
-_LATER = {"determinism": False, "accumulate": False, "gold": "float32"}
+_LATER = {"inputs": NORMAL, "determinism": False, "accumulate": False, "gold": "float32"}
 # The regime in the identity of a job. `sustained` was the default of methods 1 to 4.
 _REGIMES_HASHED = {"burst": "sustained", "sustained": "under load"}
 # Fields of a case that are older than the identity, which has others where they are set.
@@ -107,9 +105,9 @@ def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
     unusual = [] if measuring.inputs == NORMAL else [f"inputs {measuring.inputs}"]
     unusual += ["accumulate"] if measuring.accumulate else []
     unusual += [f"gold {measuring.gold}"] if measuring.gold != "float32" else []
-    source = described(backend["_target_"])
-    return Request(
-        job=f"{backend['name']}-{_identity(case, backend, measuring, compile_, config['caches'], device, source)}",
+    request = Request(
+        # Its identity follows.
+        job=backend["name"],
         sweep=config["sweep"],
         # A shard is a model of its own wherever models are shown.
         model=str(config["model"].get("name", "custom")) + (f"-tp{config['tp']}" if config["tp"] != 1 else ""),
@@ -119,12 +117,13 @@ def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
         measuring=measuring,
         compile=compile_,
         caches=config["caches"],
-        source=source,
+        source=described(backend["_target_"]),
         profilers=chosen_profilers(config),
         profiler_limit_mb=float(limit_mb),
         label=" ".join([backend_label(backend["name"], compile_), case.label(), *unusual]),
         config=kept,
     )
+    return replace(request, job=f"{backend['name']}-{_identity(request)}")
 
 
 def _check_whole(config: dict[str, Any]) -> None:
@@ -187,8 +186,6 @@ def named_backend(backend: dict[str, Any]) -> dict[str, Any]:
         raise UserError("the backend has no class: set backend._target_=package.module.Class, or choose backend=...")
     _check_keys("backend", backend)
     name = backend.get("name")
-    if name is not None:
-        check_name("backend.name", name)
     ours = choice("backend", str(name))
     if name is None or (ours and target != ours["_target_"]):
         name = re.split(r"[.:]", target)[-1].lower()
@@ -305,41 +302,22 @@ def _compile(config: dict[str, Any]) -> Compile:
     return compile_
 
 
-def _identity(
-    case: Case,
-    backend: dict[str, Any],
-    measuring: Measuring,
-    compile_: Compile,
-    caches: bool,
-    device: str,
-    source: Mapping[str, str] = MappingProxyType({}),
-) -> str:
-    """Return a hash over what makes two jobs the same: the arguments."""
-    parts: dict[str, Any] = msgspec.to_builtins(
-        {
-            "case": case,
-            "backend": backend,
-            "measuring": measuring,
-            "compile": compile_,
-            "caches": caches,
-            "device": device,
-        }
-    )
-    if measuring.inputs == NORMAL:
-        # As before there were other inputs.
-        del parts["measuring"]["inputs"]
+def _identity(request: Request) -> str:
+    """Return a hash over what makes two jobs the same."""
+    names = ("case", "backend", "measuring", "compile", "caches", "device")
+    parts: dict[str, Any] = msgspec.to_builtins({name: getattr(request, name) for name in names})
     for name, usual in _LATER.items():
         if parts["measuring"][name] == usual:
             del parts["measuring"][name]
     # The default has the name that it had: jobs are found again, and measured again by the newer method.
-    parts["measuring"]["regime"] = _REGIMES_HASHED[measuring.regime]
+    parts["measuring"]["regime"] = _REGIMES_HASHED[request.measuring.regime]
     for field in fields(Case):
-        usual = PAGES[0] if field.name == "pages" and case.pages else field.default
+        usual = PAGES[0] if field.name == "pages" and request.case.pages else field.default
         if field.name not in _FIRST_FIELDS and parts["case"][field.name] == usual:
             del parts["case"][field.name]
-    if compile_.name is None:
+    if request.compile.name is None:
         # As before a compilation could have a name.
         del parts["compile"]["name"]
-    if source:
-        parts["source"] = identity(source)
+    if request.source:
+        parts["source"] = identity(request.source)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:10]

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from attn_exp.core.conf import conf_folder, read_yaml
+from attn_exp.core.conf import choices
 from attn_exp.core.errors import UserError
 
 # Markers of matplotlib that are one character, as docs/adding_a_backend.md lists them.
@@ -89,21 +89,21 @@ def colour_of(name: str, about: About) -> str:
 @cache
 def backends() -> dict[str, About]:
     """Return the `about` of each backend that comes with the package, by name."""
-    files = ((path, read_yaml(path)) for path in sorted((conf_folder() / "backend").glob("*.yaml")))
-    return {str(options.get("name", path.stem)): read_about(options.get("about")) for path, options in files}
+    files = choices("backend").items()
+    return {str(options.get("name", stem)): read_about(options.get("about")) for stem, options in files}
 
 
 @cache
 def backend_options() -> dict[str, frozenset[str]]:
     """Return the options that each of the package's backends declares in its YAML, by its `_target_`."""
-    files = (read_yaml(path) for path in sorted((conf_folder() / "backend").glob("*.yaml")))
+    files = choices("backend").values()
     return {str(keys["_target_"]): frozenset(keys) - {"_target_", "name", "about"} for keys in files}
 
 
 @cache
 def later_options() -> dict[str, dict[str, Any]]:
     """Return the defaults of the options that are younger than records of the package's backends, by `_target_`."""
-    files = (read_yaml(path) for path in sorted((conf_folder() / "backend").glob("*.yaml")))
+    files = choices("backend").values()
     return {str(keys["_target_"]): {name: keys[name] for name in read_about(keys.get("about")).later} for keys in files}
 
 
@@ -113,16 +113,15 @@ def packages() -> tuple[str, ...]:
     return tuple(sorted({package for about in backends().values() for package in about.packages}))
 
 
-@cache
 def input_kinds() -> tuple[str, ...]:
     """Return the kinds of inputs, `normal` and hard ones, by name."""
-    return tuple(sorted(path.stem for path in (conf_folder() / "inputs").glob("*.yaml")))
+    return tuple(sorted(choices("inputs")))
 
 
 @cache
 def timers() -> dict[str, TimerChoice]:
     """Return the timers that come with the package, by name."""
-    files = (read_yaml(path) for path in sorted((conf_folder() / "timer").glob("*.yaml")))
+    files = choices("timer").values()
     return {str(options["name"]): timer_choice(options) for options in files if "_target_" in options}
 
 

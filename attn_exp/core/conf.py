@@ -26,13 +26,13 @@ def choice(group: str, name: str) -> dict[str, Any]:
 
     `name` may be a record's or typed: it is compared with the names of files, and never part of a path.
     """
-    path = _choices(group).get(name)
-    return read_yaml(path) if path is not None else {}
+    return choices(group).get(name, {})
 
 
 @cache
-def _choices(group: str) -> dict[str, Path]:
-    return {path.stem: path for path in (conf_folder() / group).glob("*.yaml")}
+def choices(group: str) -> dict[str, dict[str, Any]]:
+    """Return all choices of one of the configuration's groups, by name; as from `read_yaml`, nobody changes them."""
+    return {path.stem: read_yaml(path) for path in sorted((conf_folder() / group).glob("*.yaml"))}
 
 
 @cache

@@ -197,7 +197,7 @@ class Chooser:
         """Return the choice for a case in a mode."""
         if reason := inexpressible(case):
             return Choice(label=None, how="none", why=f"a dispatch table has no case with {reason}")
-        case = self._key(case)
+        case = normalised(case if self._layout is None else replace(case, layout=self._layout))
         exact = self._exact.get((mode, case))
         if exact is not None and (label := self._of(exact)) is not None:
             return Choice(label=label, how="measured", why="this shape was measured", bucket=exact)
@@ -206,15 +206,10 @@ class Chooser:
             kind = ", ".join(f"{name} {value}" for name, value in kind_of(case).items() if name in ("dtype", "mask"))
             return Choice(label=None, how="none", why=f"nothing was measured for {mode} at {kind}")
         nearest = min(near, key=lambda one: distance(one.case, case))
-        outside = beyond(case, [one.case for one in near])
-        if outside:
-            why = f"beyond all that was measured: {', '.join(outside)}"
-            return Choice(label=self._of(nearest), how="nearest", why=why, bucket=nearest, beyond=outside)
         why = f"the nearest measured shape is {nearest.case.label()}"
-        return Choice(label=self._of(nearest), how="nearest", why=why, bucket=nearest)
-
-    def _key(self, case: Case) -> Case:
-        return normalised(case if self._layout is None else replace(case, layout=self._layout))
+        if outside := beyond(case, [one.case for one in near]):
+            why = f"beyond all that was measured: {', '.join(outside)}"
+        return Choice(label=self._of(nearest), how="nearest", why=why, bucket=nearest, beyond=outside)
 
     def _of(self, bucket: Bucket) -> str | None:
         """Return the pick of a bucket, or the fastest usable backend in place of one that is not."""

@@ -6,18 +6,16 @@ Git runs nothing that a checkout names, and is asked only about a checkout that 
 import ast
 import hashlib
 import os
-import subprocess
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from attn_exp.core.source import is_installed
+from attn_exp.core.source import git, is_installed
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # The files, and folders of files, whose code a time depends on; one that does not exist is left out.
 _MEASURES = ("timers", "core/stats", "worker/measure.py")
-_GIT_LIMIT_S = 5.0
 _DIGITS = 16
 
 
@@ -27,7 +25,7 @@ def git_commit(package: Path = _PACKAGE) -> str | None:
 
     None outside of one.
     """
-    return _git(package, "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*") if _head(package) else None
+    return git(package, "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*") if _head(package) else None
 
 
 @cache
@@ -38,7 +36,7 @@ def tree(package: Path = _PACKAGE) -> str:
     the variable ATTN_EXP_TREE says, if it is set.
     """
     head = _head(package)
-    if head and _git(package, "status", "--porcelain", "--untracked-files=all", "--", ".") == "":
+    if head and git(package, "status", "--porcelain", "--untracked-files=all", "--", ".") == "":
         return head
     told = "" if head else os.environ.get("ATTN_EXP_TREE", "")
     return told or f"files:{_hash(package, package.rglob('*.py'), lambda path: path.read_bytes())}"
@@ -87,15 +85,4 @@ def _hash(package: Path, files: Iterable[Path], content: Callable[[Path], bytes]
 def _head(package: Path) -> str | None:
     """Return the hash of the package's folder in its checkout's commit; None if it is not a part of one."""
     # A package that is installed has nothing to do with the checkout around a virtual environment.
-    return None if is_installed(package.parent) else _git(package, "rev-parse", "--verify", "--quiet", "HEAD:./")
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    """Return what git says in a folder; None if it fails."""
-    # The file system's monitor is a program that a foreign repository names.
-    command = ["git", "-c", "core.fsmonitor=false", "-C", str(folder), *arguments]
-    try:
-        ran = subprocess.run(command, capture_output=True, timeout=_GIT_LIMIT_S, check=True, text=True)
-    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
-        return None
-    return ran.stdout.strip()
+    return None if is_installed(package.parent) else git(package, "rev-parse", "--verify", "--quiet", "HEAD:./")

@@ -273,22 +273,24 @@ def _checkout(root: Path, files: tuple[Path, ...], sha256: str) -> dict[str, str
     """Return the commit of the checkout in which files lie, and whether they differ from it; empty without one."""
     names = [path.relative_to(root).as_posix() for path in files]
     # Neither `status` nor `diff`: they run the filters and the monitor that a foreign repository names.
-    said = _git(root, "rev-parse", "HEAD"), _git(root, "ls-tree", "-r", "-z", "HEAD", "--", *names)
+    said = git(root, "rev-parse", "HEAD"), git(root, "ls-tree", "-r", "-z", "HEAD", "--", *names)
     if said[0] is None or not said[1]:
         # Files that a checkout does not know have nothing to do with its commit.
         return {}
     entries = (entry.partition("\t") for entry in said[1].split("\0") if entry)
     kept = {name: facts.split()[2] for facts, _, name in entries}
-    blobs = (_git(root, "hash-object", "--no-filters", "--", *names) or "").split()
+    blobs = (git(root, "hash-object", "--no-filters", "--", *names) or "").split()
     same = [kept.get(name) for name in names] == blobs
-    return {"commit": said[0].strip(), "changes": "none" if same else "uncommitted"}
+    return {"commit": said[0], "changes": "none" if same else "uncommitted"}
 
 
-def _git(root: Path, *arguments: str) -> str | None:
-    command = ["git", "-C", str(root), "--literal-pathspecs", *arguments]
+def git(folder: Path, *arguments: str) -> str | None:
+    """Return what git says in a folder; None if it fails."""
+    # The file system's monitor is a program that a foreign repository names.
+    command = ["git", "-c", "core.fsmonitor=false", "-C", str(folder), "--literal-pathspecs", *arguments]
     variables = os.environ | {"GIT_NO_LAZY_FETCH": "1"}
     try:
         ran = subprocess.run(command, capture_output=True, timeout=_GIT_LIMIT_S, check=True, text=True, env=variables)
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return None
-    return ran.stdout
+    return ran.stdout.strip()

@@ -5,6 +5,7 @@ import errno
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ from attn_exp.core.host.lacking import hold, make_private
 from attn_exp.core.host.nvml import GpuInfo
 from attn_exp.core.record.request import REQUEST_NAME
 from attn_exp.core.versions import installed_note
-from attn_exp.execution.gpus import WAIT_S, Lease, lease
+from attn_exp.execution.gpus import Lease, lease
 from attn_exp.execution.isolation import InProcess, RunFolder, make_isolation
 from attn_exp.execution.worker import Worker
 from attn_exp.results.store import IDENTITY_NAME
@@ -33,6 +34,7 @@ _HYDRAS_OWN = {"multirun.yaml"}
 _END_S = 3.0
 
 
+@dataclass(eq=False)
 class SweepContext:
     """The resources of a sweep or a duel from its first job to its end.
 
@@ -40,25 +42,19 @@ class SweepContext:
     locks, closed at the end, when another command may run the sweep.
     """
 
-    def __init__(
-        self,
-        name: str,
-        folder: Path,
-        tracker: Tracker,
-        options: Mapping[str, Any],
-        say: Callable[[str], None],
-        exclusive: contextlib.ExitStack | None = None,
-    ) -> None:
-        self.name = name
-        self.folder = folder
-        self.tracker = tracker
-        self.exclusive = exclusive or contextlib.ExitStack()
-        # How long a GPU is waited for that others measure on.
-        self.gpu_wait_s = float(options.get("gpu_wait_s", WAIT_S))
-        self._options = options
-        self._say = say
-        self._isolation: Worker | InProcess | None = None
-        self._lease: Lease | None = None
+    name: str
+    folder: Path
+    tracker: Tracker
+    options: Mapping[str, Any]
+    say: Callable[[str], None]
+    exclusive: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    _isolation: Worker | InProcess | None = field(default=None, init=False)
+    _lease: Lease | None = field(default=None, init=False)
+
+    @property
+    def gpu_wait_s(self) -> float:
+        """How long a GPU is waited for that others measure on."""
+        return float(self.options["gpu_wait_s"])
 
     @property
     def gpu_uuid(self) -> str | None:
@@ -73,10 +69,10 @@ class SweepContext:
         A `worker` is used if it was started as the configuration wants it, else closed. `run_folder` measures jobs in
         this process, for `isolation=none`.
         """
-        isolation = make_isolation(isolation_options(self._options), run_folder)
+        isolation = make_isolation(isolation_options(self.options), run_folder)
         if device == "cuda":
-            usable = resolve_device(str(self._options["device"]), list(gpus))[1]
-            self._lease = lease(usable, self._say, self.gpu_wait_s)
+            usable = resolve_device(str(self.options["device"]), list(gpus))[1]
+            self._lease = lease(usable, self.say, self.gpu_wait_s)
         if worker is not None and isinstance(isolation, Worker) and isolation.takes(worker):
             worker.timeout_s, worker.profiler_timeout_s = isolation.timeout_s, isolation.profiler_timeout_s
             isolation = worker

@@ -263,10 +263,6 @@ def verdict_line(records: Sequence[Record], comparison: PairedComparison) -> str
         margin = f"margin {100 * _below(comparison.margin):+.1f} to {100 * comparison.margin:+.1f} %"
     interval = f"[{percent_text(comparison.low)}, {percent_text(comparison.high)}]"
     figures = f"{effect} {interval}, {comparison.rounds} rounds, {margin}"
-    verdict = {
-        "faster": f"{first} is faster than {second}",
-        "slower": f"{first} is slower than {second}",
-        "equivalent": f"{first} and {second} are equivalent",
-        "undecided": f"{first} and {second} are undecided",
-    }[comparison.verdict]
-    return f"{verdict}: {second} {figures}"
+    if decided:
+        return f"{first} is {comparison.verdict} than {second}: {second} {figures}"
+    return f"{first} and {second} are {comparison.verdict}: {second} {figures}"

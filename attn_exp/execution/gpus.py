@@ -5,6 +5,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Callable, Iterator, MutableMapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import BaseFileLock, Timeout
@@ -17,16 +18,16 @@ from attn_exp.core.host.nvml import GpuInfo
 WAIT_S = 86400.0
 
 
+@dataclass(frozen=True)
 class Lease:
     """The right to time on one GPU. It is a file lock, so it ends with the process in any case."""
 
-    def __init__(self, gpu: GpuInfo, lock: BaseFileLock) -> None:
-        self.gpu = gpu
-        self._lock = lock
+    gpu: GpuInfo
+    lock: BaseFileLock
 
     def release(self) -> None:
         """Release the GPU."""
-        self._lock.release()
+        self.lock.release()
 
 
 def lease(gpus: list[GpuInfo], waiting: Callable[[str], None], limit_s: float = WAIT_S) -> Lease:

@@ -62,9 +62,8 @@ def make_isolation(config: Mapping[str, Any], run_folder: RunFolder | None = Non
     )
 
 
-def _limit(key: str, seconds: Any) -> float | None:
+def _limit(key: str, seconds: float | None) -> float | None:
     number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if seconds is not None and not (number and seconds > 0):
         raise UserError(f"{key}={seconds} is not a positive number of seconds")
-    limit: float | None = seconds
-    return limit
+    return seconds

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 # The files of a sweep as a whole.
 _OF_A_SWEEP = ("table.txt", "table.csv", "command.txt", REPORT, f"{PLOTS}/*")
-# The pages that the sweep's end writes about a profiled job; its profilers' files are stored with its record.
-_OF_A_PROFILED_JOB = (f"{PROFILES}/*",)
 # After so many failures in a row the store is taken to be gone.
 _FAILURES_IN_A_ROW = 3
 
@@ -88,7 +86,8 @@ def _sweep(runs: "Runs", sweep: Sweep, folder: Path) -> Replayed:
             continue
         new, there, failures = new + added, there + (not added), 0
         if record.profiles:
-            of_jobs[job.name] = list(_files(job, _OF_A_PROFILED_JOB))
+            # The pages that the sweep's end writes about it; its profilers' files are stored with its record.
+            of_jobs[job.name] = list(_files(job, [f"{PROFILES}/*"]))
     try:
         # A store that lacks a description has all records: nothing is said.
         rivals = ranked_rivals(sweep, lambda line: None)

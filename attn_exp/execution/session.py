@@ -115,7 +115,7 @@ class Session:
             context.tracker.quiet()
         with self.writing():
             queue.submit(left, self._beside(left))
-        self._running(queue)
+        self.progress.running(queue.oldest.label)
         return _objective(self._await(queue, self.ahead if left[0].device == "cuda" else 0))
 
     def _check_sources(self, requests: Sequence[Request]) -> None:
@@ -127,9 +127,6 @@ class Session:
                     f"the files of backend {request.backend['name']} were changed while the sweep ran, which ends: "
                     f"measure the present ones with: {self.resume_command()}"
                 )
-
-    def _running(self, queue: JobQueue) -> None:
-        self.progress.running(queue.oldest.label)
 
     def _beside(self, requests: Sequence[Request]) -> str | None:
         """Return the name of the fastest job of this case that was measured here before, on the same card.
@@ -173,7 +170,7 @@ class Session:
             # Records queue up in memory, with all of their samples, while the store is still being opened.
             self.opened.tracker.settle()
         # With the present `stop_on`: the same command ends where it ended before.
-        self._halt(replace(record, request=request))
+        self.halt(replace(record, request=request))
 
     def close(self, status: EndStatus) -> None:
         """End the session: kill jobs that still run, write the tables, and close the tracker."""
@@ -268,9 +265,9 @@ class Session:
                 self.finish(record, rivals)
                 ended.append(record)
             if queue.waiting:
-                self._running(queue)
+                self.progress.running(queue.oldest.label)
             for done in ended:
-                self._halt(done)
+                self.halt(done)
         return record
 
     def _stage(self, stage: str, folder: Path | None) -> None:
@@ -310,10 +307,10 @@ class Session:
                 what = f"{folder} was moved or deleted: move it back"
             raise UserError(f"{what}, then finish with: {self.resume_command()}") from error
 
-    def _halt(self, record: Record) -> None:
+    def halt(self, record: Record) -> None:
         """End the sweep if `stop_on` names the record's status."""
         if stops(record):
-            self.say(stop_line(record))
+            self.say(f"stopped at the first {record.status} job (stop_on), {record.request.job}: {record.reason}")
             raise SystemExit(1)
 
 
@@ -325,11 +322,6 @@ def _command(arguments: Sequence[str]) -> str:
 def stops(record: Record) -> bool:
     """Return whether `stop_on` names the record's status."""
     return record.status in (record.request.config.get("stop_on") or ())
-
-
-def stop_line(record: Record) -> str:
-    """Return the line that says why the sweep ends here."""
-    return f"stopped at the first {record.status} job (stop_on), {record.request.job}: {record.reason}"
 
 
 def _objective(record: Record | None) -> float:

@@ -27,10 +27,14 @@ START_LIMIT_S = 300.0
 LOG_BYTES = 16 << 20
 # A process's pipe may close a moment before it ends.
 _END_S = 5.0
-# The worker's phase after each of its messages; it sends `profile` before each profiler.
-_PHASES = {"begin": "job", "profile": "profile", "end": "idle", "poisoned": "idle", "outdated": "idle"}
-# The stages in the phase `job`, for people who wait: of a job, or of all that are measured in turns.
-_STAGES = ("check", "compile", "time")
+# What the worker begins to do, for people who wait: in a job, or in all that are measured in turns.
+_STAGES = ("check", "compile", "time", "profile")
+# The worker's phase after each of its messages.
+_PHASES = {
+    **dict.fromkeys(("begin", "check", "compile", "time", "done"), "job"),
+    "profile": "profile",
+    **dict.fromkeys(("ready", "end", "poisoned", "outdated"), "idle"),
+}
 
 
 @dataclass(frozen=True)
@@ -99,9 +103,14 @@ class Worker:
         """Return whether a worker that was started with the options of `worker` can be used instead of this one."""
         return self.reuse and worker.reuse and (self.variables, self.python) == (worker.variables, worker.python)
 
-    def start(self) -> None:
-        """Start the process; it imports torch while the parent goes on."""
-        self._started()
+    def start(self) -> WorkerProcess:
+        """Return the process, which is started if there is none; it imports torch while the parent goes on."""
+        if self._process is None:
+            self._process = WorkerProcess(self.variables, self.python)
+            self._sent = self._served = 0
+            self._since, self._phase = time.monotonic(), "start"
+            self._oom_kills = _oom_kills()
+        return self._process
 
     def submit(self, *folders: Path, beside: Path | None = None) -> None:
         """Queue the folders of jobs that are measured in turns, one by one without `reuse`.
@@ -114,7 +123,7 @@ class Worker:
         else:
             for folder in folders:
                 self._add([folder], None, apart=True)
-        self._send(self._started())
+        self._send(self.start())
 
     def wait(self, stage: Callable[[str, Path | None], None] = lambda stage, folder: None) -> Outcome:
         """Wait for the oldest job: until it has a record, the worker dies, or the time limit is over.
@@ -142,15 +151,6 @@ class Worker:
         if (process := self._process) is not None:
             process.interrupt()
 
-    def _started(self) -> WorkerProcess:
-        """Return the process, which is started if there is none."""
-        if self._process is None:
-            self._process = WorkerProcess(self.variables, self.python)
-            self._sent = self._served = 0
-            self._since, self._phase = time.monotonic(), "start"
-            self._oom_kills = _oom_kills()
-        return self._process
-
     def _add(
         self, folders: Sequence[Path], beside: Path | None, *, apart: bool = False, first: bool = False, trial: int = 0
     ) -> None:
@@ -173,7 +173,7 @@ class Worker:
         if self._phase == "idle":
             self._since = time.monotonic()
         while True:
-            process = self._started()
+            process = self.start()
             self._send(process)
             line = process.reply(self._seconds_left())
             if line is None and self._served and self._phase == "idle":
@@ -186,21 +186,16 @@ class Worker:
             if (message := _word(line, run)) is None:
                 continue
             word, folder = message
-            if word in (*_STAGES, "profile"):
+            if word in _STAGES:
                 run.at = folder
                 stage(word, folder)
-            if word in _STAGES:
-                # Each job has the whole time to itself, also behind the profilers of another.
-                self._phase, self._since = "job", time.monotonic()
-                continue
+            # Each job has the whole time to itself, also behind the profilers of another.
+            self._phase, self._since = _PHASES[word], time.monotonic()
             if word == "done":
                 assert folder is not None
-                self._phase, self._since = "job", time.monotonic()
                 self._outcomes[folder] = Outcome(folder)
                 run.folders.remove(folder)
                 return
-            self._phase = _PHASES.get(word, "idle")
-            self._since = time.monotonic()
             if word == "begin":
                 self._oom_kills = _oom_kills()
             if word == "outdated":
@@ -212,23 +207,20 @@ class Worker:
                 self._served += 1
                 if word == "poisoned" or not self.reuse:
                     self._kill()
-                self._end(run, poisoned=word == "poisoned")
+                if word == "poisoned":
+                    self._broke_off(run)
+                else:
+                    self._outcomes |= {folder: Outcome(folder) for folder in run.folders}
                 return
 
-    def _end(self, run: _Run, *, poisoned: bool) -> None:
-        """Take the jobs that have no record: queued again if the process could not go on."""
-        if poisoned and run.folders:
-            self._again(run)
-            return
-        self._outcomes |= {folder: Outcome(folder) for folder in run.folders}
-        if poisoned:
-            self._acquit(run)
-
-    def _again(self, run: _Run) -> None:
-        """Queue the jobs of a run that broke off: those who may be to blame alone, the others together before them.
+    def _broke_off(self, run: _Run) -> None:
+        """Queue the jobs that a run has left: those who may be to blame alone, the others together before them.
 
         That is whoever was at work, or all if it happened in their turns.
         """
+        if not run.folders:
+            self._acquit(run)
+            return
         suspects = run.folders if run.at is None else [folder for folder in run.folders if folder == run.at]
         innocent = [folder for folder in run.folders if folder not in suspects]
         self._trials += 1
@@ -251,56 +243,39 @@ class Worker:
         return None if limit is None else max(0.0, self._since + limit - time.monotonic())
 
     def _limit_s(self) -> float | None:
-        """The time limit of the present phase."""
         limits = {"start": START_LIMIT_S, "profile": self.profiler_timeout_s}
         return limits.get(self._phase, self.timeout_s)
 
     def _died(self, process: WorkerProcess, run: _Run) -> None:
         """Find out why there will be no record, and remove the process. One of several jobs alone is charged."""
-        phase, limit, timed_out = self._phase, self._limit_s(), self._seconds_left() == 0.0
-        began, profiling = phase in ("job", "profile"), phase == "profile"
+        began, timed_out = self._phase in ("job", "profile"), self._seconds_left() == 0.0
         code = process.exit_code(0.0 if timed_out else _END_S)
         words = "" if began else process.last_words()
         self._kill()
         self._runs.popleft()
         if not began or len(run.folders) == 1:
             charged = run.folders
-        elif profiling:
+        elif self._phase == "profile":
             # The others have no record yet.
             charged = [folder for folder in run.folders if folder == run.at]
         else:
             # One of several jobs is charged that was at work alone when the time was over, else none yet.
             charged = [folder for folder in run.folders if folder == run.at and timed_out and code is None]
         for folder in charged:
-            self._outcomes[folder] = self._outcome(
-                folder, code, words, limit, phase, began=began, timed_out=timed_out, profiling=profiling
-            )
+            self._outcomes[folder] = self._outcome(folder, code, words, timed_out=timed_out)
         run.folders = [folder for folder in run.folders if folder not in charged]
-        if run.folders:
-            self._again(run)
-        else:
-            self._acquit(run)
+        self._broke_off(run)
 
-    def _outcome(
-        self,
-        folder: Path,
-        code: int | None,
-        words: str,
-        limit: float | None,
-        phase: str,
-        *,
-        began: bool,
-        timed_out: bool,
-        profiling: bool,
-    ) -> Outcome:
-        """Return how a job ended whose process died."""
+    def _outcome(self, folder: Path, code: int | None, words: str, *, timed_out: bool) -> Outcome:
+        """Return how a job ended whose process died in the present phase."""
+        profiling = self._phase == "profile"
         if code is None and timed_out:
-            what = {"start": "the worker's start", "profile": "profiling"}.get(phase, "the job")
-            return Outcome(folder, "timeout", f"{what} took longer than {limit} s and was killed", profiling)
+            what = {"start": "the worker's start", "profile": "profiling"}.get(self._phase, "the job")
+            return Outcome(folder, "timeout", f"{what} took longer than {self._limit_s()} s and was killed", profiling)
         if code is None:
             reason = f"the worker stopped answering and was killed: {_see(folder / LOG_NAME)}"
             return Outcome(folder, "crashed", reason, profiling)
-        when = " while profiling" if profiling else "" if began else " before it took the job"
+        when = {"job": "", "profile": " while profiling"}.get(self._phase, " before it took the job")
         if code == -signal.SIGKILL and _oom_kills() > self._oom_kills:
             return Outcome(folder, "out_of_memory", f"the kernel killed the worker for memory{when}", profiling)
         words = words or _see(folder / LOG_NAME)
@@ -319,10 +294,9 @@ def _word(line: str, run: _Run) -> tuple[str, Path | None] | None:
     """
     if line == "ready":
         return "ready", None
-    words = (*_PHASES, *_STAGES, "done")
     about: list[tuple[str, Path | None]] = [(run.message, None)]
     about += [(json.dumps(folder), Path(folder)) for folder in json.loads(run.message)["folders"]]
-    return next(((word, folder) for word in words for text, folder in about if line.endswith(f"{word} {text}")), None)
+    return next(((word, folder) for word in _PHASES for text, folder in about if line.endswith(f"{word} {text}")), None)
 
 
 def _oom_kills() -> int:

@@ -6,6 +6,7 @@ missing!"). The columns are therefore read here, by name, from what every versio
 """
 
 import ast
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -101,10 +102,7 @@ def _numel(body: str, name: str) -> int | None:
     """Return a size that is written into the code; newer reductions have `r0_numel` for `rnumel`."""
     names = [name] if name != "rnumel" else ["rnumel", "r0_numel", "r1_numel"]
     sizes = [int(match[1]) for one in names if (match := re.search(rf"\b{one} = (\d+)", body))]
-    product = 1
-    for size in sizes:
-        product *= size
-    return product if sizes else None
+    return math.prod(sizes) if sizes else None
 
 
 def _jitted(source: str) -> ast.FunctionDef | None:

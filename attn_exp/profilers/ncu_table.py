@@ -132,18 +132,13 @@ def kernels(launches: Sequence[Launch], direction: str, counters: Sequence[Count
         by_name.setdefault(launch.name, []).append(launch)
     made = []
     for name, own in by_name.items():
-        figures: dict[str, float | str] = dict(_together(own, counters))
-        time_us = figures.pop("time_us", None)
+        combined = _together(own, counters)
+        time_us = combined.pop("time_us", None)
         shapes = {"grid": {_shape(one.grid) for one in own}, "block": {_shape(one.block) for one in own}}
-        figures |= {key: next(iter(values)) for key, values in shapes.items() if len(values) == 1 and "" not in values}
+        alike = {key: next(iter(values)) for key, values in shapes.items() if len(values) == 1 and "" not in values}
+        figures: dict[str, float | str] = {**combined, **alike}
         made.append(
-            ProfiledKernel(
-                direction=direction,
-                name=name,
-                count=float(len(own)),
-                time_us=time_us if isinstance(time_us, float) else None,
-                figures=figures,
-            )
+            ProfiledKernel(direction=direction, name=name, count=float(len(own)), time_us=time_us, figures=figures)
         )
     return sorted(made, key=lambda one: -(one.time_us or 0.0))
 

@@ -151,7 +151,6 @@ class Watch:
     def stop(self) -> None:
         """Tell tasks to end at once, and wait for those that run."""
         self._end()
-        self._board.beat(stop=True)
         began = time.monotonic()
         while self._active_tasks and time.monotonic() - began < _STOP_S:
             time.sleep(_POLL_S)
@@ -160,7 +159,6 @@ class Watch:
     def close(self) -> None:
         """Handle the remaining lines. Raises the error that ended the thread, if one did."""
         self._end()
-        self._board.beat(stop=True)
         self._listen()
         if self._error is not None:
             raise self._error
@@ -168,6 +166,7 @@ class Watch:
     def _end(self) -> None:
         self._closed.set()
         self._thread.join()
+        self._board.beat(stop=True)
 
     def _run(self) -> None:
         beaten = time.monotonic()

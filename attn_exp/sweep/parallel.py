@@ -6,8 +6,8 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from attn_exp.config.compose import isolation_options
 from attn_exp.core.case.case import Case
 from attn_exp.core.errors import UserError
 from attn_exp.core.record.file import sound_record, write_record
@@ -15,7 +15,7 @@ from attn_exp.core.record.record import Record
 from attn_exp.core.record.request import Request
 from attn_exp.execution.context import already_running
 from attn_exp.execution.job_queue import with_failed_profiles
-from attn_exp.execution.session import Session, stop_line, stops
+from attn_exp.execution.session import Session, stops
 from attn_exp.sweep.board import GONE_S, Board, Line, Watch, refresh_folder, running_elsewhere
 from attn_exp.sweep.launcher import Launcher
 from attn_exp.sweep.plan import LaunchPlan, group_jobs, write_plan
@@ -49,7 +49,6 @@ class _Jobs:
 
     def handle(self, line: Line) -> bool:
         """Handle a line of a task; return whether the tasks are to go on."""
-        progress = self.session.progress
         self._collect_unseen()
         if line.word == "wait":
             self.session.say(f"waiting for GPU {line.rest}, on which another attn_exp is measuring")
@@ -57,7 +56,7 @@ class _Jobs:
             self.held.append(line.rest)
         elif line.word == "begin" and line.rest in self.left:
             self.begun[line.rest] = line.task
-            progress.running(self.left[line.rest].label)
+            self.session.progress.running(self.left[line.rest].label)
         elif line.word == "end" and line.rest in self.left:
             self._unseen.add(line.rest)
             self._collect_unseen()
@@ -118,13 +117,7 @@ class _Jobs:
         return sound_record(self._folder / job)
 
 
-def launch(
-    session: Session,
-    launcher: Launcher,
-    isolation: dict[str, Any],
-    requests: Sequence[Request],
-    done: dict[Case, str | None],
-) -> None:
+def launch(session: Session, launcher: Launcher, requests: Sequence[Request], done: dict[Case, str | None]) -> None:
     """Run the jobs of an opened session in the launcher's tasks, until all have a record.
 
     Raises UserError if no task can be started, another command is running this sweep, or others hold a GPU for too
@@ -140,7 +133,7 @@ def launch(
     plan = LaunchPlan(
         folder=str(folder),
         cwd=str(Path.cwd()),
-        isolation=isolation,
+        isolation=isolation_options(session.opened.options),
         groups=groups,
         gpu_wait_s=session.opened.gpu_wait_s,
         gpus=tuple(gpu.uuid for gpu in launcher.gpus) if launcher.pinned else (),
@@ -159,8 +152,7 @@ def launch(
     if jobs.held and jobs.left and jobs.halt is None:
         raise UserError(jobs.held[0])
     if jobs.halt is not None:
-        session.say(stop_line(jobs.halt))
-        raise SystemExit(1)
+        session.halt(jobs.halt)
 
 
 def _run(launcher: Launcher, board: Board, plan: LaunchPlan, tasks: int, jobs: _Jobs) -> dict[int, str]:

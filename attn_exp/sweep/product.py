@@ -16,8 +16,9 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
 
+from attn_exp.config.compose import dictionary
 from attn_exp.config.overrides import override_key
 from attn_exp.core.errors import UserError, first_line
 from attn_exp.core.record.request import Request
@@ -47,9 +48,7 @@ class _Base:
         with open_dict(self.own):
             del self.own["hydra"]
         ConfigLoaderImpl._apply_overrides_to_config(list(shared), self.own)
-        original = OmegaConf.to_container(self.own, resolve=False)
-        assert isinstance(original, dict)
-        self._original: dict[Any, Any] = original
+        self._original = dictionary(self.own, resolve=False)
 
     def restore(self, tops: Iterable[str]) -> None:
         """Restore the top-level nodes of these names."""
@@ -138,11 +137,8 @@ class Composer:
 
     def distinct(self, jobs: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
         """Return the jobs without those that differ only in options that their backend does not have."""
-        if not self._options:
-            return list(jobs)
-        return list({tuple(text for text in job if self._is_for(text, job)): job for job in reversed(jobs)}.values())[
-            ::-1
-        ]
+        distinct = {tuple(text for text in job if self._is_for(text, job)): job for job in reversed(jobs)}
+        return list(distinct.values())[::-1]
 
     def _is_for(self, text: str, overrides: Overrides) -> bool:
         """Return whether an override of a job is for its backend."""

@@ -18,7 +18,7 @@ from hydra.core.utils import setup_globals
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from attn_exp.config.compose import is_dry_run, isolation_options, resolved_config
+from attn_exp.config.compose import dictionary, is_dry_run
 from attn_exp.core.case.case import Case
 from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.host.nvml import GpuInfo
@@ -64,9 +64,7 @@ def run_sweep(context: HydraContext, task: TaskFunction, config: DictConfig, arg
     jobs = [job for job in combinations(parsed) if not (every and chosen_backend(job) in NO_RIVALS)]
     if not jobs:
         raise UserError("there is no job in this sweep: one of its choices has no value")
-    written = OmegaConf.to_container(config, resolve=False)
-    assert isinstance(written, dict)
-    check_shared(jobs, written)
+    check_shared(jobs, dictionary(config, resolve=False))
     setup_globals()
     composer = Composer(loader, config, task.session.request, jobs)
     _ProductSweep(task.session, config, composer, jobs).run(every=every)
@@ -125,9 +123,7 @@ class _ProductSweep:
 
     def _launcher(self, first: DictConfig) -> Launcher | None:
         """Return the launcher, or None if jobs run in this process. `device` then means the launcher's GPUs."""
-        node = OmegaConf.to_container(self._config.hydra.launcher, resolve=True)
-        assert isinstance(node, dict)
-        options = {str(key): value for key, value in node.items()}
+        options = dictionary(self._config.hydra.launcher, resolve=True)
         name = OmegaConf.select(first, "isolation.name")
         launcher = _make_launcher(options, str(OmegaConf.select(first, "device")), str(name), self._session.gpus)
         if launcher is not None:
@@ -135,8 +131,8 @@ class _ProductSweep:
         return launcher
 
     def _launch(self, launcher: Launcher, checked: Requests) -> None:
-        first, session = self._composer.case(self._jobs[0]), self._session
-        context = session.open(first)
+        session = self._session
+        context = session.open(self._composer.case(self._jobs[0]))
         gpus = [gpu.uuid for gpu in launcher.gpus] if launcher.pinned else []
         settled: dict[Case, str | None] = {}
         left = list[Request]()
@@ -151,7 +147,7 @@ class _ProductSweep:
                     gpu = done.request.gpu_uuid
                     settled.setdefault(done.request.case, gpu if gpu in gpus else None)
         if left:
-            launch(session, launcher, isolation_options(resolved_config(first)), left, settled)
+            launch(session, launcher, left, settled)
 
     def _cases(self, checked: Requests) -> Iterator[tuple[tuple[str, ...], list[Request]]]:
         """Yield the possible jobs of each case that are to be measured in turns, with the overrides of the first.

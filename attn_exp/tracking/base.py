@@ -1,6 +1,5 @@
 """The interface of trackers, and the flat view of a record that they store."""
 
-import getpass
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +7,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from attn_exp.core.case.case import Case
 from attn_exp.core.case.fields import typed_fields
 from attn_exp.core.catalogue import colour_of, recorded_about
 from attn_exp.core.record.checked import told
@@ -142,14 +140,6 @@ class Tracker:
         return None
 
 
-def run_name(record: Record) -> str:
-    """Return the name of a record's run: backend and case, with what sweeps vary most first, and the sweep last.
-
-    MLflow cuts names in legends and columns after some twenty letters.
-    """
-    return f"{record.label} {record.request.case.brief()} ({record.request.sweep})"
-
-
 def params(job: Request | Result) -> dict[str, str]:
     """Return the resolved configuration of a job, under flat names that are easy to sort and filter.
 
@@ -178,17 +168,16 @@ def shown(value: float) -> float:
 
 def metrics(record: Record) -> dict[str, float]:
     """Return the metrics of a record, its profiles and its roofline with four digits, without infinite ones and NaN."""
-    values = record.metrics | roof_metrics(record) | case_metrics(record.request.case)
+    case = record.request.case
+    values = record.metrics | roof_metrics(record)
+    # The case's sizes too: MLflow sorts, filters and plots parameters as text.
+    for name in ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "value_dim"):
+        values[f"case/{name}"] = float(getattr(case, name))
+    if case.square:
+        values["case/seq_len"] = float(case.q_len)
     for profiler, profile in record.profiles.items():
         values |= {f"{profiler}/{name}": value for name, value in profile.metrics.items()}
     return {name: shown(value) for name, value in values.items() if math.isfinite(value)}
-
-
-def case_metrics(case: Case) -> dict[str, float]:
-    """Return the sizes of a case as metrics: MLflow sorts, filters and plots parameters as text."""
-    sizes = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "value_dim")
-    values = {f"case/{name}": float(getattr(case, name)) for name in sizes}
-    return values | ({"case/seq_len": float(case.q_len)} if case.square else {})
 
 
 def tags(record: Record) -> dict[str, str]:
@@ -241,11 +230,3 @@ def _flags_by_pass(record: Record) -> str:
         passes = [name for name, flags in of_passes.items() if flag in flags]
         words.append(flag if len(passes) in (0, len(of_passes)) else f"{flag} ({', '.join(passes)})")
     return ", ".join(words)
-
-
-def user_name() -> str | None:
-    """Return the user's name, or None if the system does not know it (a container with a numeric user)."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError, ImportError):
-        return None

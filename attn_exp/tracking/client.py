@@ -1,6 +1,7 @@
 """MLflow's client as the tracker uses it: silent, names and values made valid, a run stored wholly or not at all."""
 
 import contextlib
+import getpass
 import logging
 import os
 import posixpath
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from attn_exp.core.errors import UserError
-from attn_exp.tracking.base import user_name
 from attn_exp.tracking.trouble import ArtifactError
 
 if TYPE_CHECKING:
@@ -158,9 +158,7 @@ def store_run(client: "MlflowClient", experiment: str, new: NewRun, answered: Ca
         if new.dataset is not None:
             client.log_inputs(run, [DatasetInput(Dataset(*new.dataset[:2], "code", new.dataset[2]))])
             answered()
-        for file, place in new.files.items():
-            store_file(client, run, file, place)
-            answered()
+        store_files(client, run, new.files, answered)
         client.set_terminated(run, new.status, ended_ms)
     except Exception:
         with contextlib.suppress(Exception):
@@ -169,12 +167,16 @@ def store_run(client: "MlflowClient", experiment: str, new: NewRun, answered: Ca
     return run
 
 
-def store_file(client: "MlflowClient", run: str, file: Path, place: str | None) -> None:
-    """Store a file below a folder of a run's artifacts. Raises ArtifactError."""
-    try:
-        client.log_artifact(run, str(file), place)
-    except Exception as error:
-        raise ArtifactError(str(error)) from error
+def store_files(
+    client: "MlflowClient", run: str, files: Mapping[Path, str | None], answered: Callable[[], None]
+) -> None:
+    """Store files of a run, each in a folder of its artifacts, as in `NewRun.files`. Raises ArtifactError."""
+    for file, place in files.items():
+        try:
+            client.log_artifact(run, str(file), place)
+        except Exception as error:
+            raise ArtifactError(str(error)) from error
+        answered()
 
 
 def log_values(
@@ -196,9 +198,11 @@ def log_values(
 
 def source() -> dict[str, str]:
     """Return the tags that MLflow shows as a run's source and user."""
-    user = user_name()
     own = {"mlflow.source.name": "attn_exp", "mlflow.source.type": "LOCAL"}
-    return own | ({"mlflow.user": user} if user else {})
+    # The system may not know the user's name: a container with a numeric user.
+    with contextlib.suppress(KeyError, OSError, ImportError):
+        own["mlflow.user"] = getpass.getuser()
+    return own
 
 
 def legal(values: Mapping[str, Value]) -> dict[str, Value]:

@@ -67,13 +67,6 @@ def check_database(path: Path) -> bool:
     return True
 
 
-def existing_database(path: Path) -> Path:
-    """Return the path of a database to read. Raises UserError if there is none."""
-    if not check_database(path):
-        raise UserError(f"there is no database {path}: give uri=sqlite:///FOLDER/mlflow.db")
-    return path
-
-
 def prepare_database(path: Path) -> None:
     """Create a database, unless it exists; imports MLflow. Processes that do this wait for each other.
 

@@ -46,8 +46,10 @@ class MlflowPlace:
         self.uri = absolute_uri(str(config.get("uri") or DEFAULT_URI))
         self.experiment = str(config.get("mlflow_experiment") or "attn_exp")
         self.artifacts = artifacts_place(config.get("artifacts"), self.uri)
-        given = config.get("patience_s")
-        self.patience_s = _PATIENCE_S if given is None else _seconds(given)
+        patience_s = _PATIENCE_S if config.get("patience_s") is None else config["patience_s"]
+        if isinstance(patience_s, bool) or not isinstance(patience_s, int | float) or not 0 <= patience_s < math.inf:
+            raise UserError(f"tracker.patience_s={patience_s} is not a number of seconds: write tracker.patience_s=30")
+        self.patience_s = float(patience_s)
 
     @property
     def shown(self) -> str:
@@ -108,7 +110,7 @@ class MlflowTracker(Tracker):
             reason = trouble(error)
         return (
             f"MLflow at {self._place.shown} stores nothing yet ({reason}): the sweep continues, and its records are in "
-            f"{sweep.folder}; if it does not recover, store them with: {self._replay(sweep)}"
+            f"{sweep.folder}; if it does not recover, store them with: {self.replay_command()}"
         )
 
     def where(self) -> str | None:
@@ -186,7 +188,7 @@ class MlflowTracker(Tracker):
             reason = f"no answer within tracker.patience_s={self._place.patience_s:g}"
         return (
             f"MLflow at {self._place.shown} lacks {what} ({reason}): all records are in {runs.sweep.folder}; "
-            f"store them with: {self._replay(runs.sweep)}"
+            f"store them with: {self.replay_command()}"
         )
 
     def _flush(self, thread: Background, limit_s: float, told: Callable[[str], None]) -> None:
@@ -214,13 +216,6 @@ class MlflowTracker(Tracker):
 
     def replay_command(self) -> str | None:
         """Return the command that stores what is missing of the sweep that was opened."""
-        return None if self._sweep is None else self._replay(self._sweep)
-
-    def _replay(self, sweep: SweepInfo) -> str:
-        return replay_command(sweep.folder, self._place.uri, self._place.experiment, self._place.artifacts)
-
-
-def _seconds(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise UserError(f"tracker.patience_s={value} is not a number of seconds: write tracker.patience_s=30")
-    return float(value)
+        if self._sweep is None:
+            return None
+        return replay_command(self._sweep.folder, self._place.uri, self._place.experiment, self._place.artifacts)

@@ -13,7 +13,7 @@ from attn_exp.core.record.file import FILE_NAME
 from attn_exp.core.redaction import redacted
 from attn_exp.results.read import Sweep, read_files
 from attn_exp.tracking.client import find_experiment, local_path, quoted, search, silence
-from attn_exp.tracking.database import database_file, existing_database
+from attn_exp.tracking.database import check_database, database_file
 from attn_exp.tracking.location import option_uri
 from attn_exp.tracking.page import run_page
 from attn_exp.tracking.trouble import trouble
@@ -88,8 +88,8 @@ def pages(uri: str, experiment: str, sweep: str | None) -> list[str]:
 def _opened(uri: str, otherwise: str) -> "Iterator[MlflowClient]":
     """Yield MLflow's client, and turn the store's errors into a sentence that says what to do."""
     uri = option_uri(uri)
-    if (path := database_file(uri)) is not None:
-        existing_database(path)
+    if (path := database_file(uri)) is not None and not check_database(path):
+        raise UserError(f"there is no database {path}: give uri=sqlite:///FOLDER/mlflow.db")
     if importlib.util.find_spec("mlflow") is None:
         raise UserError(f"MLflow is not installed: pip install mlflow, or {otherwise}")
     silence()

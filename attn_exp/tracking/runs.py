@@ -32,7 +32,6 @@ from attn_exp.tracking.base import (
     ended_at,
     metrics,
     params,
-    run_name,
     tags,
 )
 from attn_exp.tracking.client import (
@@ -44,7 +43,7 @@ from attn_exp.tracking.client import (
     open_experiment,
     search,
     source,
-    store_file,
+    store_files,
     store_run,
 )
 from attn_exp.tracking.database import database_file, prepare_database
@@ -64,32 +63,6 @@ _PARENT = "mlflow.parentRunId"
 _NEUTRAL = "#808080"
 
 
-def create_job_run(
-    client: "MlflowClient",
-    experiment: str,
-    parent: str,
-    sweep_id: str,
-    record: Record,
-    folder: Path,
-    answered: Callable[[], None] = lambda: None,
-) -> str:
-    """Store a record and the files in its job's folder as a finished run, and return its id."""
-    note = job_note(record, record.request.measuring, {}, run_page(experiment, parent))
-    profiled = (name for profile in record.profiles.values() for name in profile.files)
-    new = NewRun(
-        name=run_name(record),
-        parent=parent,
-        moments=(record.started_at, record.finished_at),
-        tags=tags(record) | note_tags(note) | {SWEEP_ID: sweep_id},
-        params=params(record.request),
-        metrics=metrics_at(metrics(record), record.finished_at),
-        status="FINISHED" if STATUSES[record.status].finished else "FAILED",
-        files=_stored_files((folder / name for name in (*_FILES, *profiled)), folder),
-        dataset=_dataset(record.request),
-    )
-    return store_run(client, experiment, new, answered)
-
-
 def _dataset(request: Request) -> tuple[str, str, str]:
     """Return a job's inputs as MLflow knows datasets: all jobs of one case, seed and kind of values have the same."""
     origin = json.dumps({"inputs": request.measuring.inputs, "seed": request.measuring.seed})
@@ -98,11 +71,7 @@ def _dataset(request: Request) -> tuple[str, str, str]:
 
 
 def keep_curves(
-    client: "MlflowClient",
-    experiment: str,
-    parent: "Run",
-    curves: Sequence[Curve],
-    answered: Callable[[], None] = lambda: None,
+    client: "MlflowClient", experiment: str, parent: "Run", curves: Sequence[Curve], answered: Callable[[], None]
 ) -> None:
     """Store the curves of a sweep, as runs and on its own; those that are there stay, outdated runs are deleted.
 
@@ -116,7 +85,17 @@ def keep_curves(
         if wanted.pop(digest, None) is None:
             client.delete_run(run.info.run_id)
     for digest, curve in wanted.items():
-        _create(client, experiment, parent, curve, digest)
+        tags = {"kind": "curve", "sweep": parent.data.tags["attn_exp.sweep"], "label": curve.label, "curve": digest}
+        new = NewRun(
+            name=curve.name,
+            parent=parent.info.run_id,
+            moments=(curve.moment, curve.moment),
+            tags={f"attn_exp.{key}": value for key, value in tags.items()} | {RUN_COLOUR: curve.colour},
+            params=curve.params,
+            # Between the sweep's own run and its jobs, of which MLflow then shows the first ten.
+            metrics=_metrics(curve, curve.points | {LIST_PLACE: ((0, 0.5),)}),
+        )
+        store_run(client, experiment, new)
         rates = {
             name.replace("_by_length", f"/{curve.name.replace(' · ', ' ')}"): points
             for name, points in curve.points.items()
@@ -124,20 +103,6 @@ def keep_curves(
         }
         log_values(client, parent.info.run_id, _metrics(curve, rates))
         answered()
-
-
-def _create(client: "MlflowClient", experiment: str, parent: "Run", curve: Curve, digest: str) -> None:
-    tags = {"kind": "curve", "sweep": parent.data.tags["attn_exp.sweep"], "label": curve.label, "curve": digest}
-    new = NewRun(
-        name=curve.name,
-        parent=parent.info.run_id,
-        moments=(curve.moment, curve.moment),
-        tags={f"attn_exp.{key}": value for key, value in tags.items()} | {RUN_COLOUR: curve.colour},
-        params=curve.params,
-        # Between the sweep's own run and its jobs, of which MLflow then shows the first ten.
-        metrics=_metrics(curve, curve.points | {LIST_PLACE: ((0, 0.5),)}),
-    )
-    store_run(client, experiment, new)
 
 
 def _metrics(curve: Curve, points: Mapping[str, tuple[tuple[int, float], ...]]) -> "list[Metric]":
@@ -216,12 +181,29 @@ class Runs:
         kept = next((run for run, stored in stored_runs if stored in (ended, repr(record.finished_at))), None)
         new = kept is None
         if kept is None:
-            kept = create_job_run(client, self._experiment, self._parent, self._sweep_id, record, folder, self.answered)
+            kept = store_run(client, self._experiment, self._new_run(record, folder), self.answered)
             stored_runs.append((kept, ended))
         for old in [entry for entry in stored_runs if entry[0] != kept]:
             client.delete_run(old[0])
             stored_runs.remove(old)
         return new
+
+    def _new_run(self, record: Record, folder: Path) -> NewRun:
+        """Return a record and the files in its job's folder as a finished run."""
+        note = job_note(record, record.request.measuring, {}, run_page(self._experiment, self._parent))
+        profiled = (name for profile in record.profiles.values() for name in profile.files)
+        return NewRun(
+            # What sweeps vary most first: MLflow cuts names in legends and columns after some twenty letters.
+            name=f"{record.label} {record.request.case.brief()} ({record.request.sweep})",
+            parent=self._parent,
+            moments=(record.started_at, record.finished_at),
+            tags=tags(record) | note_tags(note) | {SWEEP_ID: self._sweep_id},
+            params=params(record.request),
+            metrics=metrics_at(metrics(record), record.finished_at),
+            status="FINISHED" if STATUSES[record.status].finished else "FAILED",
+            files=_stored_files((folder / name for name in (*_FILES, *profiled)), folder),
+            dataset=_dataset(record.request),
+        )
 
     def end(self, status: EndStatus, summary: Summary, ended: float | None = None) -> None:
         """End the sweep's run with its summary; `ended` is its end in seconds since 1970, None means now."""
@@ -247,7 +229,7 @@ class Runs:
         self.answered()
         self._view = store_view(client, self._experiment, self.sweep.name, summary.params)
         self.answered()
-        self._store_files(client, self._parent, files)
+        store_files(client, self._parent, files, self.answered)
         page = run_page(self._experiment, self._parent)
         latest = {job: runs[-1][0] for job, runs in self._runs.items() if runs}
         for result in summary.results:
@@ -256,14 +238,10 @@ class Runs:
                 self.answered()
         for job, job_files in summary.job_files.items():
             if job in latest:
-                self._store_files(client, latest[job], _stored_files(job_files, self.sweep.folder / job))
+                files = _stored_files(job_files, self.sweep.folder / job)
+                store_files(client, latest[job], files, self.answered)
         if summary.curves:
             keep_curves(client, self._experiment, parent, summary.curves, self.answered)
-
-    def _store_files(self, client: "MlflowClient", run: str, files: Mapping[Path, str | None]) -> None:
-        for file, place in files.items():
-            store_file(client, run, file, place)
-            self.answered()
 
     def _open_parent(self, client: "MlflowClient") -> str:
         """Return the sweep's run, a new one if there is none, and find the runs of its jobs."""

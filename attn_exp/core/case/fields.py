@@ -64,9 +64,8 @@ def case_from_config(config: dict[str, Any]) -> Case:
     if config["embed_dim"] is not None:
         width = "embed_dim"
         model = {**model, "embedding": config["embed_dim"], "head_dim": None, "value_dim": None}
-    head_dim = model.get("head_dim")
+    head_dim, embedding, q_heads = (model.get(name) for name in ("head_dim", "embedding", "q_heads"))
     if head_dim is None:
-        embedding, q_heads = model.get("embedding"), model.get("q_heads")
         if not _is_size(embedding) or not _is_size(q_heads):
             raise UserError(f"the model needs model.head_dim, or whole {width} and model.q_heads")
         if embedding % q_heads:
@@ -75,14 +74,9 @@ def case_from_config(config: dict[str, Any]) -> Case:
                 f"use model.q_heads={nearest_divisor(embedding, q_heads)}, or another divisor"
             )
         head_dim = embedding // q_heads
-    elif (
-        model.get("embedding") is not None
-        and _is_size(model.get("q_heads"))
-        and _is_size(head_dim)
-        and model["embedding"] != model["q_heads"] * head_dim
-    ):
+    elif embedding is not None and _is_size(q_heads) and _is_size(head_dim) and embedding != q_heads * head_dim:
         raise UserError(
-            f"embedding={model['embedding']} is not q_heads x head_dim = {model['q_heads']} x {head_dim}: "
+            f"embedding={embedding} is not q_heads x head_dim = {q_heads} x {head_dim}: "
             "set model.head_dim=null, or leave the embedding out"
         )
     lengths, kv_lengths = packed_lengths(config["lengths"], config["kv_lengths"])
@@ -97,7 +91,7 @@ def case_from_config(config: dict[str, Any]) -> Case:
         # Typed once as seq_len; the case would refuse q_len, which was not typed.
         raise UserError(f"seq_len={seq_len!r} is not a whole number from 1 to {LARGEST['q_len']:,}")
     no_block = config["workload"] == WORKLOADS[0]
-    q_heads, kv_heads = shard(model.get("q_heads"), model.get("kv_heads"), config["tp"])
+    q_heads, kv_heads = shard(q_heads, model.get("kv_heads"), config["tp"])
     if config["tp"] != 1 and not no_block:
         raise UserError(f"workload={config['workload']} is a block of one GPU: set tp=1, or workload=attention")
     as_typed = {one.name: config[one.name] for one in fields(Case) if one.name in config and one.name not in _MADE}

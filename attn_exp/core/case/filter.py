@@ -221,12 +221,9 @@ class Filter:
         raise self._error("a condition needs a field")
 
     def _unexpected(self, node: ast.expr) -> UserError:
-        return self._error(f"{self._typed(ast.get_source_segment(self._spelled, node) or '')} is not supported")
-
-    def _typed(self, spelled: str) -> str:
-        """Return a part of the parsed text as the user typed it, quoted."""
+        spelled = ast.get_source_segment(self._spelled, node) or ""
         typed = re.sub(r" ?_(\d+)_ ?", lambda match: self._atoms[int(match[1])][0], spelled)
-        return f"'{printable(typed)[:40]}'"
+        return self._error(f"'{printable(typed)[:40]}' is not supported")
 
     def _error(self, what: str) -> UserError:
         return UserError(f"{self.shown} is not a valid filter: {what}; {_EXAMPLE}")

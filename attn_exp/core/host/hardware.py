@@ -60,7 +60,4 @@ _PEAKS = (
 
 def datasheet_peak(device_name: str) -> Peak | None:
     """Return the peak of a device by the driver's name (`NVIDIA H200`), or None for an unknown device."""
-    for pattern, peak in _PEAKS:
-        if re.search(pattern, device_name):
-            return peak
-    return None
+    return next((peak for pattern, peak in _PEAKS if re.search(pattern, device_name)), None)

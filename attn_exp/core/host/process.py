@@ -121,10 +121,8 @@ def _kilobytes(path: str, key: str) -> int:
 
 def prefer_to_be_killed() -> None:
     """Make the kernel prefer this process to its parent when it kills for memory."""
-    try:
+    with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
-    except OSError:
-        return
 
 
 def descendants(pid: int) -> set[tuple[int, str]]:
@@ -160,7 +158,9 @@ def kill_all(processes: set[tuple[int, str]]) -> None:
         if not processes:
             return
         processes = processes.union(*(descendants(pid) for pid, _ in processes))
-        _kill([pid for pid, _ in processes])
+        for pid, _ in processes:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
         time.sleep(after_s)
 
 
@@ -185,12 +185,6 @@ def _stat(pid: int) -> list[bytes]:
         return Path("/proc", str(pid), "stat").read_bytes().rsplit(b")", 1)[1].split()
     except OSError:
         return []
-
-
-def _kill(processes: list[int]) -> None:
-    for pid in processes:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager

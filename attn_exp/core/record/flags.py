@@ -113,13 +113,9 @@ def timing_flags(ranking: Timing, others: tuple[Timing, ...], quantum_us: float 
         flags.add("drift")
     if ranking.timer not in _OF_MANY_CALLS and median < max(_SHORT_US, _SHORT_QUANTA * quantum_us):
         flags.add("too_short")
-    for other in others:
-        if (
-            ranking.timer == "device"
-            and other.timer == "event"
-            and statistics.median(other.times_us) / median > LAUNCH_BOUND
-        ):
-            flags.add("launch_bound")
+    events = [other for other in others if other.timer == "event" and ranking.timer == "device"]
+    if any(statistics.median(event.times_us) / median > LAUNCH_BOUND for event in events):
+        flags.add("launch_bound")
     return flags
 
 

@@ -95,7 +95,8 @@ def roof_of(record: Record, direction: str) -> Roof | None:
     top, speed = (record.ceilings.get(name) for name in ("matmul_flops_per_s", "copy_bytes_per_s"))
     if work is None or not top or not speed:
         return None
-    counted = measured_bytes(record, direction)
+    profile = record.profiles.get("ncu")
+    counted = max(0.0, profile.metrics.get(f"{direction}/{MEASURED_BYTES}", 0.0)) if profile else 0.0
     moved = counted or work.least_bytes
     rate, of_memory = work.flops / work.seconds, moved / work.seconds / speed
     return Roof(
@@ -103,7 +104,7 @@ def roof_of(record: Record, direction: str) -> Roof | None:
         rate=rate,
         intensity=work.flops / moved,
         compulsory=work.flops / work.least_bytes,
-        measured=counted is not None,
+        measured=counted > 0,
         roof=min(top, work.flops / moved * speed),
         ridge=top / speed,
         of_compute=rate / top,
@@ -121,13 +122,6 @@ def roof_metrics(record: Record) -> dict[str, float]:
         metrics |= {f"{key}/flop_per_dram_byte": roof.intensity} if roof.measured else {}
         metrics |= {f"{key}/of_roof": roof.of_roof, f"{key}/of_memory": roof.of_memory}
     return metrics
-
-
-def measured_bytes(record: Record, direction: str) -> float | None:
-    """Return the bytes that DRAM moved in one call, as `ncu` counted them; None if it did not."""
-    profile = record.profiles.get("ncu")
-    counted = profile.metrics.get(f"{direction}/{MEASURED_BYTES}") if profile else None
-    return counted if counted and counted > 0 else None
 
 
 def _bound(record: Record, direction: str, of_compute: float, of_memory: float) -> Bound:

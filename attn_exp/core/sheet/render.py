@@ -245,7 +245,6 @@ def _sheet_text(sheet: Sheet, width: int, colour: bool, limit: int | None) -> st
 
 
 def _shared_words(cases: Sequence[str]) -> list[str]:
-    """Return the words that all cases have."""
     first, *others = (case.split() for case in cases)
     return [word for word in first if all(word in other for other in others)]
 
