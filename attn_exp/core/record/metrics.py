@@ -1,7 +1,7 @@
 """Metrics: the numbers people compare, computed from a timed pass. Each is one function decorated with `metric`.
 
 A function here is all that a metric needs: it appears in records, `table.csv`, MLflow and comparisons under its name,
-and its docstring is its row in docs/metrics.md. What a pass has as it is needs no function: see `attribute`.
+and its docstring is its row in docs/metrics.md.
 """
 
 import re
@@ -9,7 +9,6 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Any
 
 from attn_exp.core.case.case import Case
 from attn_exp.core.case.flops import compulsory_bytes, flops, flops_sdpa_convention
@@ -151,22 +150,6 @@ def metric(
     return register
 
 
-def attribute(path: str, unit: str, description: str, *, name: str = "", **more: Any) -> None:
-    """Register what a pass has under a dotted name (`summary.n`) as the metric of its last part, or of `name`.
-
-    It is unknown if a part is None; `more` is as in `metric`.
-    """
-
-    def compute(timed: TimedPass) -> Value:
-        value: Any = timed
-        for part in path.split("."):
-            value = None if value is None else getattr(value, part)
-        return value  # type: ignore[no-any-return]
-
-    compute.__doc__ = description
-    metric(unit, name=name or path.rpartition(".")[2], **more)(compute)
-
-
 @lru_cache(1 << 12)
 def metric_named(name: str) -> Metric:
     """Return the metric of a name without its pass; one that this version does not know is taken to be better low."""
@@ -207,40 +190,100 @@ def pass_metrics(
     return {f"{direction}/{name}": float(value) for name, value in values.items() if value is not None}
 
 
-attribute("summary.median_us", "us", "Median of all samples by the primary timer", name="time_us", head="us")
-attribute(
-    "summary.low_us", "us", "Lower bound of the median's 95 % confidence interval across rounds", name="time_low_us"
-)
-attribute(
-    "summary.high_us", "us", "Upper bound of the median's 95 % confidence interval across rounds", name="time_high_us"
-)
-attribute(
-    "summary.half_width",
-    "share",
-    "Relative half-width of that confidence interval: 0.01 is ±1 %",
-    name="time_half_width",
-)
-attribute("summary.mean_us", "us", "Mean of all samples", name="time_mean_us")
-attribute("summary.min_us", "us", "Smallest sample", name="time_min_us")
-attribute("summary.p5_us", "us", "5th percentile of the samples", name="time_p5_us")
-attribute("summary.p20_us", "us", "20th percentile of the samples", name="time_p20_us")
-attribute("summary.p80_us", "us", "80th percentile of the samples", name="time_p80_us")
-attribute("summary.p95_us", "us", "95th percentile of the samples", name="time_p95_us")
-attribute("summary.relative_spread", "share", "(p80 - p20) / median")
-attribute("summary.n", "count", "Number of samples", name="samples")
-attribute("summary.rounds", "count", "Number of rounds")
-attribute(
-    "summary.effective_rounds",
-    "count",
-    "Number of independent rounds that would determine the mean as well as these, which depend on each other",
-)
-attribute(
-    "summary.autocorrelation",
-    "share",
-    "Autocorrelation of the rounds' log medians at lag 1",
-    name="round_autocorrelation",
-)
-attribute("summary.outliers", "count", "Number of samples beyond 3 interquartile ranges; none is dropped")
+@metric("us", head="us")
+def time_us(timed: TimedPass) -> Value:
+    """Median of all samples by the primary timer."""
+    return timed.summary.median_us
+
+
+@metric("us")
+def time_low_us(timed: TimedPass) -> Value:
+    """Lower bound of the median's 95 % confidence interval across rounds."""
+    return timed.summary.low_us
+
+
+@metric("us")
+def time_high_us(timed: TimedPass) -> Value:
+    """Upper bound of the median's 95 % confidence interval across rounds."""
+    return timed.summary.high_us
+
+
+@metric("share")
+def time_half_width(timed: TimedPass) -> Value:
+    """Relative half-width of that confidence interval: 0.01 is ±1 %."""
+    return timed.summary.half_width
+
+
+@metric("us")
+def time_mean_us(timed: TimedPass) -> Value:
+    """Mean of all samples."""
+    return timed.summary.mean_us
+
+
+@metric("us")
+def time_min_us(timed: TimedPass) -> Value:
+    """Smallest sample."""
+    return timed.summary.min_us
+
+
+@metric("us")
+def time_p5_us(timed: TimedPass) -> Value:
+    """5th percentile of the samples."""
+    return timed.summary.p5_us
+
+
+@metric("us")
+def time_p20_us(timed: TimedPass) -> Value:
+    """20th percentile of the samples."""
+    return timed.summary.p20_us
+
+
+@metric("us")
+def time_p80_us(timed: TimedPass) -> Value:
+    """80th percentile of the samples."""
+    return timed.summary.p80_us
+
+
+@metric("us")
+def time_p95_us(timed: TimedPass) -> Value:
+    """95th percentile of the samples."""
+    return timed.summary.p95_us
+
+
+@metric("share")
+def relative_spread(timed: TimedPass) -> Value:
+    """(p80 - p20) / median."""
+    return timed.summary.relative_spread
+
+
+@metric("count")
+def samples(timed: TimedPass) -> Value:
+    """Number of samples."""
+    return timed.summary.n
+
+
+@metric("count")
+def rounds(timed: TimedPass) -> Value:
+    """Number of rounds."""
+    return timed.summary.rounds
+
+
+@metric("count")
+def effective_rounds(timed: TimedPass) -> Value:
+    """Number of independent rounds that would determine the mean as well as these, which depend on each other."""
+    return timed.summary.effective_rounds
+
+
+@metric("share")
+def round_autocorrelation(timed: TimedPass) -> Value:
+    """Autocorrelation of the rounds' log medians at lag 1."""
+    return timed.summary.autocorrelation
+
+
+@metric("count")
+def outliers(timed: TimedPass) -> Value:
+    """Number of samples beyond 3 interquartile ranges; none is dropped."""
+    return timed.summary.outliers
 
 
 @metric("TFLOP/s", rate=True, head="TFLOPS")
@@ -275,7 +318,10 @@ def us_per_token(timed: TimedPass) -> Value:
     return timed.summary.median_us / (timed.case.batch * timed.case.q_len)
 
 
-attribute("work.bytes", "byte", "Compulsory bytes: every input read once, every output written once", name="min_bytes")
+@metric("byte")
+def min_bytes(timed: TimedPass) -> Value:
+    """Compulsory bytes: every input read once, every output written once."""
+    return timed.work.bytes
 
 
 @metric("byte")
@@ -329,13 +375,16 @@ def tflops_per_watt(timed: TimedPass) -> Value:
     return None if not timed.power_w else timed.work.flops / timed.seconds / 1e12 / timed.power_w or None
 
 
-attribute(
-    "window.power_w",
-    "W",
-    "Mean power while the pass was timed, flushes and gaps between the calls included",
-    of_power=True,
-)
-attribute("window.power_error", "share", "Largest relative error of that power that the steps of its counter allow")
+@metric("W", of_power=True)
+def power_w(timed: TimedPass) -> Value:
+    """Mean power while the pass was timed, flushes and gaps between the calls included."""
+    return timed.window.power_w
+
+
+@metric("share")
+def power_error(timed: TimedPass) -> Value:
+    """Largest relative error of that power that the steps of its counter allow."""
+    return timed.window.power_error
 
 
 @metric("MHz", higher_is_better=True)
@@ -345,9 +394,10 @@ def clock_mhz(timed: TimedPass) -> Value:
     return statistics.median(clocks) if clocks else timed.window.clock_mhz
 
 
-attribute(
-    "window.memory_clock_mhz", "MHz", "Median clock of the GPU's memory while the pass was timed", higher_is_better=True
-)
+@metric("MHz", higher_is_better=True)
+def memory_clock_mhz(timed: TimedPass) -> Value:
+    """Median clock of the GPU's memory while the pass was timed."""
+    return timed.window.memory_clock_mhz
 
 
 @metric("share", higher_is_better=True)
@@ -356,26 +406,28 @@ def duty(timed: TimedPass) -> Value:
     return timed.measured.timings[0].notes.get("duty")
 
 
-attribute(
-    "measured.peak_memory_bytes",
-    "byte",
-    "[Memory of the call](measuring.md#memory) at its peak in PyTorch's allocator; GPU only",
-)
-attribute(
-    "measured.outside_memory_bytes",
-    "byte",
-    "Device memory that the backend took and PyTorch's allocator does not know, by the driver's count; GPU only",
-)
-attribute(
-    "measured.workspace_bytes",
-    "byte",
-    "What a call allocates beside its results, and the workspace that its backend names; on a CPU the latter alone",
-)
-attribute(
-    "measured.mask_build_us",
-    "us",
-    "Time to [build the mask](cases.md#building-a-mask) of a backend whose masks are data; not a part of the call",
-)
+@metric("byte")
+def peak_memory_bytes(timed: TimedPass) -> Value:
+    """[Memory of the call](measuring.md#memory) at its peak in PyTorch's allocator; GPU only."""
+    return timed.measured.peak_memory_bytes
+
+
+@metric("byte")
+def outside_memory_bytes(timed: TimedPass) -> Value:
+    """Device memory that the backend took and PyTorch's allocator does not know, by the driver's count; GPU only."""
+    return timed.measured.outside_memory_bytes
+
+
+@metric("byte")
+def workspace_bytes(timed: TimedPass) -> Value:
+    """What a call allocates beside its results, and the workspace that its backend names; on a CPU the latter alone."""
+    return timed.measured.workspace_bytes
+
+
+@metric("us")
+def mask_build_us(timed: TimedPass) -> Value:
+    """Time to [build the mask](cases.md#building-a-mask) of a backend whose masks are data; not a part of the call."""
+    return timed.measured.mask_build_us
 
 
 @metric("share")
@@ -385,11 +437,10 @@ def mask_build_of_call(timed: TimedPass) -> Value:
     return None if built_us is None else built_us / timed.summary.median_us
 
 
-attribute(
-    "measured.mask_build_bytes",
-    "byte",
-    "Memory in PyTorch's allocator that building the mask takes at its peak; GPU only",
-)
+@metric("byte")
+def mask_build_bytes(timed: TimedPass) -> Value:
+    """Memory in PyTorch's allocator that building the mask takes at its peak; GPU only."""
+    return timed.measured.mask_build_bytes
 
 
 @metric(YES_OR_NO, higher_is_better=True, head="determ.")
@@ -410,20 +461,23 @@ def phase_invariant(timed: TimedPass) -> Value:
     return holds(timed.measured.bitwise, "phases")
 
 
-attribute(
-    "measured.reads_free_slots",
-    YES_OR_NO,
-    "Whether a NaN in [memory without a key](checks.md#free-slots) reaches the output: 1 is yes, 0 is no",
-    head="reads free",
-)
+@metric(YES_OR_NO, head="reads free")
+def reads_free_slots(timed: TimedPass) -> Value:
+    """Whether a NaN in [memory without a key](checks.md#free-slots) reaches the output: 1 is yes, 0 is no."""
+    reads = timed.measured.reads_free_slots
+    return None if reads is None else float(reads)
 
 
-attribute("measured.first_call_s", "s", "The first call: building, compiling, loading")
+@metric("s")
+def first_call_s(timed: TimedPass) -> Value:
+    """The first call: building, compiling, loading."""
+    return timed.measured.first_call_s
 
 
-attribute(
-    "compiled.graphs", "count", "Graphs that Dynamo made of the job, all passes together; only with torch.compile"
-)
+@metric("count")
+def graphs(timed: TimedPass) -> Value:
+    """Graphs that Dynamo made of the job, all passes together; only with torch.compile."""
+    return None if timed.compiled is None else timed.compiled.graphs
 
 
 @metric("count")
@@ -432,7 +486,10 @@ def graph_breaks(timed: TimedPass) -> Value:
     return None if timed.compiled is None else sum(timed.compiled.breaks.values())
 
 
-attribute("compiled.recompilations", "count", "How often Dynamo compiled a frame of the job again")
+@metric("count")
+def recompilations(timed: TimedPass) -> Value:
+    """How often Dynamo compiled a frame of the job again."""
+    return None if timed.compiled is None else timed.compiled.recompilations
 
 
 @metric("us", name="{timer}_time_us", parts=("kernel", "event"))
