@@ -29,7 +29,7 @@ from attn_exp.core.record.file import FILE_NAME, read_record
 from attn_exp.core.record.record import Record
 from attn_exp.results.read import read_folder
 from attn_exp.results.table import csv_text, job_line, table
-from attn_exp.tracking.base import metrics, params, run_name, tags
+from attn_exp.tracking.base import metrics, params, tags
 
 RECORDS = [
     rich(sweeps.job("flash", 100.0, 250.0)),
@@ -130,7 +130,7 @@ def test_a_mutated_record_stops_no_reader_and_changes_no_other(
         if record is not None:
             assert all(isinstance(value, str) for value in (params(record.request) | tags(record)).values())
             assert all(math.isfinite(value) and len(name) <= 250 for name, value in metrics(record).items())
-            assert run_name(record)
+            assert record.request.case.brief()
         else:
             assert why is not None and FILE_NAME in why and len(why) < 700
     finally:
