@@ -1,4 +1,4 @@
-"""python bench/numerics.py SWEEP [OTHER] [--plot FILE]: the tables of docs/numerics.md from +experiment=numerics.
+"""python bench/numerics.py FOLDER [OTHER] [--plot FILE]: the tables of docs/numerics.md from +experiment=numerics.
 
 Prints the error of each library in units in the last place (ULP), by dtype, tensor and length; its mean, its worst row
 and what has the same bits. With another card's sweep as OTHER it prints how far the two agree.
