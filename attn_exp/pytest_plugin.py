@@ -18,8 +18,7 @@ import pytest
 from attn_exp.api import assert_correct, assert_not_slower
 
 if TYPE_CHECKING:
-    from attn_exp.api.guard import Given
-    from attn_exp.api.guarded import Guarded
+    from attn_exp.api.guarded import Given, Guarded
     from attn_exp.api.timed import Timed
 
 _MARKER = (

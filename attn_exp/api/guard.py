@@ -5,17 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import TypeAlias
+    from collections.abc import Callable, Sequence
 
     import torch
 
-    from attn_exp.api.guarded import Guarded
+    from attn_exp.api.guarded import Given, Guarded
     from attn_exp.api.timed import Timed
-    from attn_exp.core.case.case import Case
-
-    # q, k and v; or a case as overrides, `"batch=2 causal=true"` or `{"batch": 2}`, whose tensors are drawn.
-    Given: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor] | str | Mapping[str, Any] | Case
 
 
 class UndecidedWarning(UserWarning):

@@ -24,10 +24,12 @@ from attn_exp.results.result import result_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import TypeAlias
 
     import torch
 
-    from attn_exp.api.guard import Given
+    # q, k and v; or a case as overrides, `"batch=2 causal=true"` or `{"batch": 2}`, whose tensors are drawn.
+    Given: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor] | str | Mapping[str, Any] | Case
 
 Outcome = Literal["not slower", "slower", "undecided"]
 # The keys of `attn-exp run` that say a case, and how its tensors are drawn.
