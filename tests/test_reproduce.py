@@ -238,6 +238,10 @@ def test_a_sweep_of_another_host_is_confirmed_or_its_differences_are_named():
     assert "of 6 passes 2 confirmed" in text and "3 of 6 within 3 %" in text
     failed = result_of(sweeps.failed("out_of_memory", of=cases[0]))
     assert [row.verdict for row in confirm(there[:2], [failed])] == ["out_of_memory here", "not measured"]
+    with pytest.raises(
+        UserError, match="none of these passes was measured here: batch is 1 in the old and 2 in the new"
+    ):
+        confirm(there[:1], here[1:2])
     regime = "burst" if there[0].measuring.regime != "burst" else "sustained"
     (unlike,) = confirm(
         there[:1], [result_of(sweeps.job("flash", 100.0, None, of=cases[0], measuring={"regime": regime}))]
