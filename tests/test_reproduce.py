@@ -302,10 +302,11 @@ def test_every_kept_sweep_can_be_measured_again(archive, tmp_path):
             assert (request.case, request.backend) == (result.case, result.record().request.backend)
 
 
-def test_a_variable_in_a_record_of_somebody_else_is_not_filled_in(measured_sweep, capsys):
+@pytest.mark.parametrize("place", ["model", "timer"])
+def test_a_variable_in_a_record_of_somebody_else_is_not_filled_in(place, measured_sweep, capsys):
     for path in measured_sweep.glob("*/record.json"):
         record = json.loads(path.read_text())
-        record["request"]["config"]["model"]["name"] = "${oc.env:HOME}"
+        record["request"]["config"][place]["name"] = "${oc.env:HOME}"
         path.write_text(json.dumps(record))
     assert main(["one", *QUICK]) == 2
     assert "its record has ${...}, which would be filled in here" in capsys.readouterr().err

@@ -123,7 +123,7 @@ def _confirmed(old: Cell, new: Cell | None, metric: ChosenMetric) -> Confirmed:
 
 
 def _given(old: Cell, new: Cell) -> list[str]:
-    """Return in what the hosts treated a pass differently, and how it was marked."""
+    """Return the conditions of a pass that differ between the hosts, and its marks."""
     found = []
     for name, share, least in _GIVEN:
         was, now = (cell.result.metrics.get(f"{cell.direction}/{name}") for cell in (old, new))

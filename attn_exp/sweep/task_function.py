@@ -94,18 +94,18 @@ class RecordsTask(SessionTask):
 def with_job(config: DictConfig, request: Request) -> DictConfig:
     """Return this run's configuration with the job of a record. Raises UserError if that names more than values."""
     kept = {key: request.config[key] for key in OF_A_JOB if key in request.config and key in config}
-    kept["backend"] = request.backend
+    timer = request.config.get("timer", {})
+    kept |= {"backend": request.backend, "timer": {key: timer[key] for key in ("name", "also") if key in timer}}
     if foreign := foreign_classes(kept):
         raise UserError(f"its record names {foreign[0]}, which is not of this package")
     if "${" in json.dumps(kept):
         # A variable of this environment would be written into files that are handed on.
         raise UserError("its record has ${...}, which would be filled in here: measured records have values")
-    timer = request.config.get("timer", {})
-    kept["timer"] = {**config.timer, **{key: timer[key] for key in ("name", "also") if key in timer}}
     composed = copy.deepcopy(config)
     for key, value in kept.items():
-        # Older records lack options of the compiler; a model or a backend has no others than its own.
-        OmegaConf.update(composed, key, value, merge=key == "compile", force_add=True)
+        # Older records lack options of the compiler, and a timer's class is this run's; a model or a backend has no
+        # others than its own.
+        OmegaConf.update(composed, key, value, merge=key in ("compile", "timer"), force_add=True)
     return composed
 
 
