@@ -215,7 +215,7 @@ class Dispatcher(AbstractContextManager["Dispatcher"]):
         return (self._find(seen) if call is None else call).name
 
     def _find(self, seen: tuple[Any, ...]) -> _Call:
-        """Make and keep the call for a shape that is new, and what else `attention` has seen of its arguments."""
+        """Make and keep the call for shapes and other arguments that `attention` has not seen before."""
         if len(self._calls) > _MOST_KEPT:
             self._calls.clear()
             self._steps.clear()
@@ -250,8 +250,9 @@ class Dispatcher(AbstractContextManager["Dispatcher"]):
                 return _Call()
             # In decoding each length is new, and only functions need its case.
             case, scale = _case(seen), seen[7]
-            usual_scale = case is not None and scale in (None, case.head_dim**-0.5)
-            if case is not None and usual_scale and backend.unsupported(case, self._device) is None:
+            if case is None or scale not in (None, case.head_dim**-0.5):
+                continue
+            if backend.unsupported(case, self._device) is None:
                 return self._function(backend, case, "training" if seen[4] else "inference")
         return _Call()
 
