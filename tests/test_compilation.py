@@ -204,7 +204,9 @@ from torch._functorch._aot_autograd.autograd_cache import should_use_local_autog
 from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
 
 assert triton_cache_dir(0).endswith(".triton/cache"), triton_cache_dir(0)
-print(wanted, not torch._inductor.config.force_disable_caches, should_use_local_autograd_cache(), flush=True)
+says = wanted, not torch._inductor.config.force_disable_caches, should_use_local_autograd_cache()
+# A single write, for without a buffer `print` writes in parts, between which the other process writes.
+os.write(1, f"{says}\\n".encode())
 assert wanted or os.wait()[1] == 0
 """
 
@@ -212,7 +214,7 @@ assert wanted or os.wait()[1] == 0
 def test_caches_are_used_or_not_although_torch_was_imported_before_and_inductor_not():
     """As in a worker's first job."""
     ran = subprocess.run([sys.executable, "-c", CACHES], capture_output=True, text=True, check=True)
-    assert sorted(ran.stdout.splitlines()) == ["False False False", "True True True"]
+    assert sorted(ran.stdout.splitlines()) == ["(False, False, False)", "(True, True, True)"]
 
 
 # As importing torch.nn.attention.bias does. A process that did not would break the graph where it makes the parameters.
