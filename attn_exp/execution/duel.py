@@ -160,7 +160,8 @@ def _measure(
     queue = JobQueue(isolation, context.folder, context.gpu_uuid)
     parts_of: list[list[Record]] = [[] for _ in requests]
     going = list(range(len(requests)))
-    while going and len(parts_of[going[0]]) < PROCESSES:
+    # A rival that is left alone has no other to be compared with.
+    while len(going) > 1 and len(parts_of[going[0]]) < PROCESSES:
         for number in going:
             remove(context.folder / requests[number].job / FILE_NAME)
         queue.submit([_part(requests[number]) for number in going])
