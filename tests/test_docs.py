@@ -203,19 +203,6 @@ def but_for_names(commands):
     return list({tuple(word for word in words if not word.startswith("sweep=")): words for words in commands}.values())
 
 
-@pytest.mark.parametrize("arguments", but_for_names(of_command("run")), ids=" ".join)
-def test_every_command_composes(arguments, tmp_path, monkeypatch):
-    write_examples(tmp_path)
-    typed = inprocess.typed(monkeypatch, tmp_path)
-    monkeypatch.setattr(nvml, "list_gpus", lambda: [GPU])
-    # As on a host from which one submits to Slurm.
-    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
-    code, out, err = typed(*arguments, *(["dry_run=true"] if "--help" not in arguments else []))
-    assert (code, err) == (0, NOTES.get(" ".join(arguments), ""))
-    assert "--help" in arguments or "would run" in out
-    assert not re.search("^impossible", out, re.MULTILINE)
-
-
 def printed():
     """Return the arguments of commands in golden files, in the overview, in each command's help and in messages.
 

@@ -8,13 +8,14 @@ import sys
 
 import pytest
 from inprocess import typed
-from test_docs import NOTES, ROOT, but_for_names, commands, of_command, write_examples
+from test_docs import GPU, NOTES, ROOT, but_for_names, commands, of_command, write_examples
 
 from attn_exp.commands import worker
 from attn_exp.commands.compare import main as compare_main
 from attn_exp.commands.duel import main as duel_main
 from attn_exp.commands.explain import main as explain_main
 from attn_exp.commands.log import main as log_main
+from attn_exp.core.host import nvml
 from attn_exp.core.record.file import read_record
 from attn_exp.execution import context
 from attn_exp.execution.isolation import InProcess
@@ -42,7 +43,7 @@ NOT_RUN = {
     "profiler=[": "needs a GPU: tests/gpu/test_gpu_profilers.py, tests/gpu/test_gpu_ncu.py",
     "compile=": "compiling takes a minute: tests/test_compilation.py, tests/test_inductor.py",
     "+experiment=compile": "it compiles every backend: tests/test_compilation.py",
-    "+experiment=table": "its sizes are for a GPU: tests/test_docs.py composes it",
+    "+experiment=table": "its sizes are for a GPU",
     "+experiment=determinism": "its backends are for a GPU: tests/test_determinism.py measures",
     "+experiment=flux": "it compiles and profiles: tests/test_inductor.py, tests/gpu/test_gpu_profilers.py",
     "workload=decoder_layer": "tests/test_workloads.py",
@@ -94,6 +95,9 @@ def reasons(words):
 def run_here(name):
     """Return the arguments of this command's lines that are run here."""
     return sorted({tuple(arguments) for arguments in of_command(name) if not reasons(["attn-exp", name, *arguments])})
+
+
+NOT_HERE = sorted(set(map(tuple, of_command("run"))) - set(run_here("run")))
 
 
 def shrunk(words):
@@ -176,6 +180,19 @@ def test_every_measurement_runs(here, arguments):
         every = any(argument.startswith(("backend=glob", "backend=all")) for argument in arguments)
         assert every or record.status == "ok" or record.request.backend["name"] not in EVERYWHERE, record.reason
         assert {name: profile.status for name, profile in record.profiles.items()} in ({}, {"torch": "ok"})
+
+
+@pytest.mark.parametrize("arguments", but_for_names(NOT_HERE), ids=" ".join)
+def test_every_measurement_that_cannot_run_here_composes(arguments, tmp_path, monkeypatch):
+    write_examples(tmp_path)
+    call = typed(monkeypatch, tmp_path)
+    monkeypatch.setattr(nvml, "list_gpus", lambda: [GPU])
+    # As on a host from which one submits to Slurm.
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    code, out, err = call(*arguments, "dry_run=true")
+    assert (code, err) == (0, NOTES.get(" ".join(arguments), ""))
+    assert "would run" in out
+    assert not re.search("^impossible", out, re.MULTILINE)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -257,13 +258,20 @@ def test_a_sample_of_a_sweep_has_all_backends_and_is_the_same_each_time():
     assert sample(results, None) == sample(results, 99) == results
 
 
-@pytest.fixture
-def measured_sweep(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def one_sweep(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("measured")
     small = ["batch=1,2", "model.q_heads=2", "model.kv_heads=2", "model.head_dim=16", "seq_len=32", "dtype=fp32"]
-    assert run(["-m", *small, *QUICK, "backend=flash,math", "passes=[forward]", "sweep=one"]) == 0
-    capsys.readouterr()
-    return tmp_path / "multirun/one"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert run(["-m", *small, *QUICK, "backend=flash,math", "passes=[forward]", "sweep=one"]) == 0
+    return folder / "multirun/one"
+
+
+@pytest.fixture
+def measured_sweep(one_sweep, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return shutil.copytree(one_sweep, tmp_path / "multirun/one")
 
 
 def test_a_sweep_is_measured_again_with_the_configurations_of_its_records(measured_sweep, capsys):

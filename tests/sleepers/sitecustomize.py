@@ -5,6 +5,7 @@ import os
 from attn_exp.core.host import nvml
 from attn_exp.core.host.nvml import GpuInfo
 from attn_exp.execution import worker_process
+from attn_exp.sweep import board
 
 
 def fakes() -> list[GpuInfo]:
@@ -13,3 +14,5 @@ def fakes() -> list[GpuInfo]:
 
 nvml.list_gpus = fakes
 worker_process.WORKER = "sleeper"
+# Tasks find a killed parent so long after its last heartbeat.
+board.GONE_S = 6.0
