@@ -39,12 +39,12 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
 
 
-def start(*arguments: str, cwd: Path, module: str = "attn_exp") -> subprocess.Popen[str]:
+def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
     """Start `python -m attn_exp ...`, a run with the tests' own backends among the choices."""
-    measures = module == "attn_exp" and not (arguments and arguments[0] in COMMANDS)
+    measures = not (arguments and arguments[0] in COMMANDS)
     flags = ["--config-dir", str(TESTS / "conf")] if measures else []
     return subprocess.Popen(
-        [sys.executable, "-m", module, *flags, *arguments],
+        [sys.executable, "-m", "attn_exp", *flags, *arguments],
         cwd=cwd,
         env=environment() | {"ATTN_EXP_TEST": str(cwd)},
         stdout=subprocess.PIPE,
@@ -54,9 +54,9 @@ def start(*arguments: str, cwd: Path, module: str = "attn_exp") -> subprocess.Po
     )
 
 
-def run(*arguments: str, cwd: Path, module: str = "attn_exp") -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run it to its end, at most 5 minutes."""
-    process = start(*arguments, cwd=cwd, module=module)
+    process = start(*arguments, cwd=cwd)
     out, err = process.communicate(timeout=300)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 

@@ -20,17 +20,13 @@ def visible(q, k, *, causal, offset):
 def right(q, k, v, *, causal, offset, softcap, seen=None, zeros=True):
     """Attention in float32, zeros for a query that sees no key."""
     group = q.shape[1] // k.shape[1]
-    wide = (q.float(), k.float().repeat_interleave(group, 1), v.float().repeat_interleave(group, 1))
-    return weighted(*wide, causal=causal, offset=offset, softcap=softcap, seen=seen, zeros=zeros).to(q.dtype)
-
-
-def weighted(q, k, v, *, causal, offset, softcap, seen=None, zeros=True):
-    scores = q @ k.mT * q.shape[-1] ** -0.5
+    scores = q.float() @ k.float().repeat_interleave(group, 1).mT * q.shape[-1] ** -0.5
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     seen = visible(q, k, causal=causal, offset=offset) if seen is None else seen
     weights = torch.softmax(scores.masked_fill(~seen, float("-inf")), -1)
-    return (weights.nan_to_num(0) if zeros else weights) @ v
+    weights = weights.nan_to_num(0) if zeros else weights
+    return (weights @ v.float().repeat_interleave(group, 1)).to(q.dtype)
 
 
 def off_by_one_at_a_tile(q, k, v, *, causal, offset, softcap):
@@ -42,25 +38,8 @@ def off_by_one_at_a_tile(q, k, v, *, causal, offset, softcap):
     return right(q, k, v, causal=causal, offset=offset, softcap=softcap, seen=seen)
 
 
-def no_softcap(q, k, v, *, causal, offset, softcap):
-    return right(q, k, v, causal=causal, offset=offset, softcap=None)
-
-
 def nan_without_a_key(q, k, v, *, causal, offset, softcap):
     return right(q, k, v, causal=causal, offset=offset, softcap=softcap, zeros=False)
-
-
-def wrong_heads(q, k, v, *, causal, offset, softcap):
-    """Query head h reads key-value head h % kv_heads instead of h // group."""
-    group = q.shape[1] // k.shape[1]
-    wide = (q.float(), k.float().repeat(1, group, 1, 1), v.float().repeat(1, group, 1, 1))
-    return weighted(*wide, causal=causal, offset=offset, softcap=softcap).to(q.dtype)
-
-
-def raises_at_odd_lengths(q, k, v, *, causal, offset, softcap):
-    if k.shape[2] > TILE and k.shape[2] % 2:
-        raise RuntimeError("misaligned address")
-    return right(q, k, v, causal=causal, offset=offset, softcap=softcap)
 
 
 def segfaults_at_wide_heads(q, k, v, *, causal, offset, softcap):
@@ -80,8 +59,8 @@ def offsets(k, strides):
     return batch[:, None, None] + heads[:, None] + rows
 
 
-def read_at(k, tops, more=0):
-    """Rows of k's memory at offsets modulo 2^31, and `more`: below the tensor's begin lies nothing that may be read."""
+def read_at(k, tops):
+    """Rows of k's memory at offsets modulo 2^31: below the tensor's begin lies nothing that may be read."""
     flat = torch.as_strided(k, (k.untyped_storage().nbytes() // k.element_size(),), (1,), 0)
-    places = (tops % (1 << 31) + more)[..., None] + torch.arange(k.shape[3])
+    places = (tops % (1 << 31))[..., None] + torch.arange(k.shape[3])
     return flat[places.clamp(max=flat.shape[0] - 1)]

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from cli import QUICK, TRACKED, complaints, environment, finished, left_behind, records, run, runs, start
+from cli import QUICK, TESTS, TRACKED, complaints, environment, finished, left_behind, records, run, runs, start
 from inprocess import typed
 
 from attn_exp.core.record.file import FILE_NAME
@@ -21,7 +21,6 @@ BAD = {
     "stopping.budget=1": "did you mean 'stopping.budget_s'?",
     "zzz=1": "there is no key 'zzz': the keys are accumulate, alibi, align, backend",
     "backend=flsh": "backend=flsh does not exist: did you mean 'flash'? the choices are aten_cudnn, auto",
-    "dtype=fp15": "did you mean 'fp16'? the choices are bf16, fp16, fp32",
     "experiment=nope": "experiment=nope does not exist: the choices are biases, compile",
     # other programs' ways to write it
     "--backend flash": "there is no flag --backend: choices have no dashes, write backend=VALUE",
@@ -29,7 +28,6 @@ BAD = {
     "batch=1 8 16": "commas between them and no spaces: python -m attn_exp -m batch=1,8,16",
     "iters=100": "there is no key 'iters': write stopping=quick or stopping=thorough",
     "dropout=0.1": "attn_exp.time(function, q, k, v, reference=...)",
-    "attn_mask=x": "attn_exp.time(function, q, k, v, reference=...)",
     "heads=4": "did you mean 'model.q_heads'?",
     "scale=1": "there is no key 'scale': the keys are accumulate",
     "batch=${oc.env:BATCH}": """write 'batch="${oc.decode:${oc.env:BATCH}}"'""",
@@ -57,7 +55,6 @@ BAD = {
     "model.kv_heads=5": "kv_heads=5 does not divide q_heads=12: use model.kv_heads=4",
     "model.head_dim=null": "model.head_dim",
     # negative, absurd and other sizes
-    "batch=two": "is not a whole number from 1 to",
     "seq_len=99999999999999": "is not a whole number from 1 to",
     "seq_len=1000000 batch=100000": "one tensor of this case takes 279.4 TiB: lower batch or seq_len",
     "causal=maybe": "causal='maybe' is neither true nor false",
@@ -277,8 +274,10 @@ def test_a_reader_who_leaves_does_not_hurt_the_sweep(tmp_path):
 
 
 @pytest.mark.parametrize(("backend", "code"), [("raises", 1), ("cudnn", 0)])
-def test_a_sweep_without_a_number_fails_unless_nothing_is_supported(tmp_path, backend, code):
-    assert run("-m", f"backend={backend}", "batch=1,2", "sweep=s", *QUICK, cwd=tmp_path).returncode == code
+def test_a_sweep_without_a_number_fails_unless_nothing_is_supported(call, monkeypatch, backend, code):
+    monkeypatch.setattr("attn_exp.worker.__main__.limit_memory", lambda: None)
+    words = ("-m", f"backend={backend}", "batch=1,2", "sweep=s", *QUICK, "isolation=none")
+    assert call("--config-dir", str(TESTS / "conf"), *words)[0] == code
 
 
 # Says at the end what was imported.
@@ -302,7 +301,7 @@ def test_a_reader_of_the_help_that_leaves_early_is_no_error(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize(("typed_in", "code"), [("--help", 0), ("bakend=flash", 2), ("batch=0", 2)])
+@pytest.mark.parametrize(("typed_in", "code"), [("--help", 0), ("batch=0", 2)])
 def test_help_and_a_typo_import_nothing_heavy(tmp_path, typed_in, code):
     command = [sys.executable, "-c", _PROBE, typed_in]
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)

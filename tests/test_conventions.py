@@ -1,6 +1,7 @@
 """What people who use MLflow expect of it: its variables, its filters, and words of their own that stay."""
 
 import re
+import shutil
 from pathlib import Path
 
 import cli
@@ -28,8 +29,10 @@ def logged(tmp_path_factory):
         patch.setenv("MLFLOW_TRACKING_URI", uri)
         patch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
         patch.setenv("MLFLOW_RUN_ID", surrounding)
-        first = cli.run(*ARGUMENTS, cwd=folder)
-        assert first.returncode == 0, first.stderr
+        patch.setattr("attn_exp.worker.__main__.limit_memory", lambda: None)
+        typed = inprocess.typed(patch, folder)
+        code, _, said = typed(*ARGUMENTS, "isolation=none")
+        assert code == 0, said
         parent, job = (
             run(client, f"attributes.run_name = '{name}'") for name in ("s", "math s32 b1 causal h2 d16 fp32 (s)")
         )
@@ -37,9 +40,8 @@ def logged(tmp_path_factory):
             client.set_tag(one.info.run_id, "mlflow.note.content", "our words")
             client.set_tag(one.info.run_id, "team", "kernels")
         client.update_run(parent.info.run_id, name="our name")
-        again = cli.run(*ARGUMENTS, cwd=folder)
-        assert again.returncode == 0, again.stderr
-    return client, surrounding, first, folder
+        assert typed(*ARGUMENTS)[0] == 0
+    return client, surrounding, said, folder
 
 
 def client_of(uri):
@@ -57,8 +59,8 @@ def run(client, condition):
 
 
 def test_mlflow_s_variables_choose_store_and_experiment_and_the_first_line_says_so(logged):
-    client, _, first, folder = logged
-    assert f"logging to MLflow at sqlite:///{folder}/store.db, experiment mine" in first.stderr.splitlines()[:2]
+    client, _, said, folder = logged
+    assert f"logging to MLflow at sqlite:///{folder}/store.db, experiment mine" in said.splitlines()[:2]
     assert not (folder / "mlruns" / "mlflow.db").exists()
     assert len(client.search_runs([client.get_experiment_by_name("mine").experiment_id])) == 6
 
@@ -126,12 +128,22 @@ def test_a_folder_that_is_deleted_in_the_middle_ends_the_sweep_with_one_sentence
 URI = "uri=sqlite:///mlruns/mlflow.db"
 
 
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    """A folder with the store of a sweep of two jobs, which takes seconds to make."""
+    folder = tmp_path_factory.mktemp("original")
+    sweeps.write(folder / "multirun/s", [sweeps.job("flash", 100.0), sweeps.job("math", 300.0)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert log_main(["s"]) == 0
+    return folder
+
+
 @pytest.fixture
-def stored(tmp_path, monkeypatch):
-    """A client of the store of a sweep of two jobs."""
+def stored(original, tmp_path, monkeypatch):
+    """A client of a copy of that store, to change."""
+    shutil.copytree(original, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    sweeps.write(tmp_path / "multirun/s", [sweeps.job("flash", 100.0), sweeps.job("math", 300.0)])
-    assert log_main(["s"]) == 0
     return client_of(f"sqlite:///{tmp_path}/mlruns/mlflow.db")
 
 
@@ -167,9 +179,11 @@ def test_a_deleted_experiment_is_named_with_the_key_that_chooses_another(stored,
     assert [line.partition(": ")[2] for line in told] == [wanted, wanted]
 
 
-def test_another_place_for_the_files_of_an_experiment_that_exists_is_refused(stored, tmp_path, monkeypatch, capsys):
+def test_another_place_for_the_files_of_an_experiment_that_exists_is_refused(
+    stored, original, tmp_path, monkeypatch, capsys
+):
     assert log_main(["s", f"tracker.artifacts={tmp_path}/elsewhere"]) == 2
-    assert f"has its files in {tmp_path}/mlruns/artifacts: leave tracker.artifacts=" in capsys.readouterr().err
+    assert f"has its files in {original}/mlruns/artifacts: leave tracker.artifacts=" in capsys.readouterr().err
     code, _, err = inprocess.typed(monkeypatch, tmp_path)(*ARGUMENTS, f"tracker.artifacts={tmp_path}/elsewhere")
     assert code == 2 and "has its files in" in err.splitlines()[-1]
 

@@ -130,9 +130,17 @@ def test_a_mistake_is_one_sentence_before_anything_is_measured(function, case, o
 
 SUITE = """
 import pytest
-from test_guarding import BRIEF, CASE, doubled, equal, plain
+from test_guarding import BRIEF, CASE, doubled, equal, plain, rounds
+
+from attn_exp.api import guarded
 
 pytestmark = pytest.mark.attn_exp(case=CASE, stopping=BRIEF)
+
+@pytest.fixture(autouse=True)
+def undecided(monkeypatch):
+    # Whatever the machine does.
+    two, measure = (rounds("equal", 1.01, 0.1, 1), rounds("plain", 1.0, 0.1, 2)), guarded.measured_alike
+    monkeypatch.setattr(guarded, "measured_alike", lambda jobs, *rest: two if jobs[1:] else measure(jobs, *rest))
 
 def test_right(attn_exp):
     assert attn_exp.assert_correct(plain).status == "ok"
@@ -176,8 +184,8 @@ def test_the_fixture_takes_the_marker_s_arguments_and_the_configuration_s(tmp_pa
     assert "AssertionError: doubled is inaccurate on b1 h4 s256 d32 fp32 full" in ran.stdout
     assert "the marker attn_exp has no 'margn': did you mean 'margin'?" in ran.stdout
     assert "there is no case: give (q, k, v), or mark the test" in ran.stdout
-    # Two rounds decide nothing, and the warning is about the test's own line.
-    assert "UndecidedWarning: forward of b1 h4 s256 d32 fp32 full: equal takes" in ran.stdout
+    # The warning is about the test's own line.
+    assert "UndecidedWarning: forward of " in ran.stdout and ": equal takes" in ran.stdout
     assert "guard.py" not in ran.stdout.partition("short test summary")[0].partition("warnings summary")[2]
 
 

@@ -1,7 +1,9 @@
-"""A user without a home directory measures, stores and looks at plots like any other."""
+"""A user without a home directory, or beside files with names of modules, measures, stores and draws like any other."""
 
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import cli
@@ -43,16 +45,23 @@ def test_somebody_else_s_folder_is_no_home(nowhere: Path) -> None:
     assert Path(os.environ["HOME"]).name not in ("theirs", f"attn_exp-home-{os.getuid()}")
 
 
-def test_a_sweep_of_a_user_without_an_entry_is_stored_and_drawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+# Modules that files of the current folder have the names of.
+NAMES = ("secrets", "types", "numpy", "random", "mlflow", "torch")
+
+
+def test_a_sweep_without_a_home_and_beside_files_with_names_of_modules_is_stored_and_drawn(tmp_path: Path) -> None:
+    for name in NAMES:
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('hidden')")
+    (tmp_path / "mine.py").write_text("from attn_exp.backends.eager import Eager as Mine")
     usual = cli.environment()
     path = os.pathsep.join([str(cli.TESTS / "no_home"), usual["PYTHONPATH"]])
     named = ("HOME", "USER", "LOGNAME", "LNAME", "USERNAME")
     variables = {name: value for name, value in usual.items() if name not in named} | {"PYTHONPATH": path}
-    monkeypatch.setattr(cli, "environment", lambda: variables)
-    done = cli.run("-m", *cli.TRACKED, "backend=math,flash", "sweep=a", "save_plots=true", cwd=tmp_path)
-    assert (done.returncode, cli.complaints(done)) == (0, [])
+    words = ("-m", *cli.TRACKED, "backend._target_=mine.Mine", "~backend.name", "batch=1,2", "save_plots=true")
+    command = [Path(sys.executable).with_name("attn-exp"), *words, "sweep=a"]
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+    assert (done.returncode, cli.complaints(done)) == (0, []), done.stderr
     assert "home" not in done.stdout
+    assert [record.status for record in cli.records(tmp_path, "a").values()] == ["ok", "ok"]
     assert {status for _, status, _ in cli.runs(tmp_path)} == {"FINISHED"}
     assert list((tmp_path / "multirun" / "a").rglob("*.png"))

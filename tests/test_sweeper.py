@@ -165,8 +165,7 @@ def test_the_command_line_wins_over_what_a_stored_sweep_varies(call, monkeypatch
     )
 
 
-@pytest.mark.parametrize("word", ["backend=all", "backend=glob(*)"])
-def test_all_backends_are_those_that_can_run_here(call, monkeypatch, tmp_path, word):
+def test_all_backends_are_those_that_can_run_here(call, monkeypatch, tmp_path):
     fake = FakeSession(monkeypatch, tmp_path / "s")
     asked = set()
 
@@ -175,7 +174,7 @@ def test_all_backends_are_those_that_can_run_here(call, monkeypatch, tmp_path, w
         return {one.job: "not here" for one in requests if one.backend["name"] not in ("flash", "math")}
 
     monkeypatch.setattr(capabilities, "refusals", refusals)
-    code, _, err = call("-m", word, "batch=1,2", "device=cpu", "sweep=s")
+    code, _, err = call("-m", "backend=all", "batch=1,2", "device=cpu", "sweep=s")
     assert (code, err) == (0, f"{len(asked) - 2} of {len(asked)} cannot run here: attn-exp backends\n")
     assert not asked & {"auto", "compiled", "priority", "reference"}
     # The time that is left is that of these.

@@ -238,20 +238,6 @@ def test_a_job_s_page_says_where_it_stands(ready: Path) -> None:  # noqa: F811
     assert by_backend["flex"][NOTE] == f"**unsupported: no kernel for it**  \n{answer}"
 
 
-def test_jobs_can_be_filtered_by_shape(ready: Path) -> None:  # noqa: F811
-    live(ready, rows(*LENGTHS))
-    found = search(ready, "params.batch = '4' and params.seq_len = '512'")
-    assert {run.data.params["seq_len"] for run in found} == {"512"} and len(found) == 3
-
-
-def search(home: Path, condition: str, experiment: str = "attn_exp") -> list[Any]:
-    from mlflow import MlflowClient
-
-    client = MlflowClient(config(home)["uri"])
-    there = client.get_experiment_by_name(experiment)
-    return list(client.search_runs([there.experiment_id], condition)) if there else []
-
-
 def test_words_of_records_cannot_become_links_or_markup(tmp_path: Path) -> None:
     bad = "[x](http://evil) <img src=x> |"
     records = [*rows(512), sweeps.failed(backend="eager", reason=bad)]

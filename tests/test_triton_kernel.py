@@ -36,7 +36,7 @@ CASES = {
     "causal bottom-right, rows without keys": case(causal=True, q_len=70, kv_len=37),
     "causal top-left, longer keys": case(causal=True, align="top_left", q_len=37, kv_len=90),
     "causal top-left, keys that no query sees": case(causal=True, align="top_left", q_len=20, kv_len=120),
-    "window": case(causal=True, window=20, q_len=90, kv_len=90),
+    "window": case(causal=True, window=20, q_len=70, kv_len=70),
     "window top-left, rows without keys": case(causal=True, window=9, align="top_left", q_len=120, kv_len=37),
     "prefix bottom-right, longer queries": case(causal=True, prefix=7, q_len=90, kv_len=37),
     "chunks, longer keys": case(causal=True, chunk=40, q_len=50, kv_len=97),
@@ -49,14 +49,13 @@ CASES = {
     "head_dim 256": case(head_dim=256, q_len=20, kv_len=20, causal=True),
     "value_dim of DeepSeek": case(head_dim=192, value_dim=128, q_len=20, kv_len=20, causal=True),
     "head_dim no power of two": case(head_dim=40, value_dim=24, q_len=33),
-    "sinks causal grouped": case(sink=True, q_heads=6, kv_heads=2, causal=True, q_len=70, kv_len=70, softcap=3.0),
+    "sinks causal grouped": case(sink=True, q_heads=4, kv_heads=2, causal=True, softcap=3.0),
     "sinks and a window, rows without keys": case(sink=True, causal=True, window=9, q_len=90, kv_len=37),
-    "alibi causal grouped": case(alibi=True, q_heads=6, kv_heads=2, causal=True, q_len=70, kv_len=70),
-    "bias": case(bias="heads", batch=2, q_heads=4, kv_heads=2, q_len=37, kv_len=53),
+    "alibi causal grouped": case(alibi=True, q_heads=6, kv_heads=2, causal=True),
+    "bias": case(bias="heads", batch=2, q_heads=4, kv_heads=2, q_len=37, kv_len=20),
     "shared bias, rows without keys": case(bias="shared", q_heads=2, causal=True, window=9, q_len=90, kv_len=37),
-    "all scores": case(
-        bias="heads", alibi=True, sink=True, softcap=3.0, q_heads=6, kv_heads=2, causal=True, q_len=70, kv_len=70
-    ),
+    "all scores": case(bias="heads", alibi=True, sink=True, softcap=3.0, q_heads=4, kv_heads=2, causal=True),
+    "softcap and a window": case(softcap=50.0, q_heads=4, kv_heads=2, causal=True, window=20),
     "float16 grouped window": case(dtype="float16", q_heads=4, kv_heads=2, causal=True, window=30, q_len=50, kv_len=50),
     "bfloat16": case(dtype="bfloat16", head_dim=64, causal=True),
 }
@@ -113,18 +112,11 @@ def test_random_cases_are_close_to_the_reference(child: ProcessPoolExecutor, see
 def test_layouts_and_options_of_the_kernels(child: ProcessPoolExecutor, how: str) -> None:
     several = [
         case(dtype="float16", q_heads=2, kv_heads=1, causal=True, window=30, q_len=40, kv_len=60, head_dim=32),
-        case(dtype="float16", q_len=70, kv_len=37, causal=True),
+        # More queries without keys than a block has.
+        case(dtype="float16", q_len=50, kv_len=17, causal=True),
     ]
     for each in several:
         _assert_close(child.submit(_errors, each, how).result(), each)
-
-
-@pytest.mark.parametrize(
-    ("softcap", "sizes"), [(3.0, {"causal": True, "q_len": 70}), (50.0, {"causal": True, "window": 20})]
-)
-def test_softcap(child: ProcessPoolExecutor, softcap: float, sizes: dict[str, Any]) -> None:
-    capped = case(q_heads=4, kv_heads=2, **sizes)
-    _assert_close(child.submit(_softcap_errors, capped, softcap).result(), capped)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +209,7 @@ def _laid_out(tensor: torch.Tensor, how: str) -> torch.Tensor:
     return wide[:, :, ::2, :dim]
 
 
-def _run(checked: Case, inputs: Inputs, how: str = "", **options: Any) -> dict[str, torch.Tensor]:
+def _run(checked: Case, inputs: Inputs, how: str = "") -> dict[str, torch.Tensor]:
     from attn_exp.backends.triton import biases_of, mask_of
     from attn_exp.kernels import launch, tuning
     from attn_exp.kernels.triton_attention import attention
@@ -227,10 +219,10 @@ def _run(checked: Case, inputs: Inputs, how: str = "", **options: Any) -> dict[s
         tensors = [_laid_out(tensor.detach(), how) for tensor in tensors]
     q, k, v, d_out = (tensor.detach() for tensor in tensors)
     leaves = [q, k, v]
+    options = {"softcap": checked.softcap, "added": biases_of(checked, q.device)}
     if inputs.sink is not None:
         leaves.append(inputs.sink.detach().clone())
-        options |= {"sinks": leaves[3], "softcap": checked.softcap}
-    options["added"] = biases_of(checked, q.device)
+        options["sinks"] = leaves[3]
     for tensor in leaves:
         tensor.requires_grad_()
     before = tuning.configs_of, launch.tma_reads
@@ -268,27 +260,6 @@ def _errors(checked: Case, how: str = "") -> dict[str, float]:
         right, usual = sink_gradients(checked, inputs, torch.arange(checked.kv_heads))
         errors["d_sink"] = float((found["d_sink"] - right).norm() / (usual * checked.q_heads**0.5))
     return errors
-
-
-def _softcap_errors(checked: Case, softcap: float) -> dict[str, float]:
-    from attn_exp.attention.formula import hidden_keys
-
-    inputs = make_inputs(checked, "cpu", 2, with_gradients=True)
-    q, k, v = (tensor.detach().double().requires_grad_() for tensor in inputs.qkv)
-    group = checked.q_heads // checked.kv_heads
-    scores = q @ k.repeat_interleave(group, 1).mT * checked.head_dim**-0.5
-    scores = softcap * torch.tanh(scores / softcap)
-    if checked.causal:
-        hidden = hidden_keys(checked, 0, checked.q_len, q.device)
-        scores = scores.masked_fill(hidden, -1e30)
-        weights = torch.softmax(scores, -1).masked_fill(hidden, 0.0)
-    else:
-        weights = torch.softmax(scores, -1)
-    out = weights @ v.repeat_interleave(group, 1)
-    gradients = torch.autograd.grad(out, (q, k, v), inputs.d_out_bhsd.double())
-    found = _run(checked, inputs, softcap=softcap)
-    expected = dict(zip(NAMES, (out, *gradients), strict=True))
-    return {name: _difference(found[name], expected[name]) for name in NAMES}
 
 
 def _latent_errors(checked: Case) -> dict[str, float]:

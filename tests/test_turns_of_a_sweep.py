@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 from cli import QUICK, complaints, left_behind, run
+from inprocess import typed
 
 from attn_exp.core.record.file import FILE_NAME
 from attn_exp.core.record.record import Record
 from attn_exp.results.read import read_folder
-
-BAD = {"segfaults": "crashed", "diesintime": "crashed", "hangs": "timeout"}
 
 
 def choose(folder: Path) -> None:
@@ -57,107 +56,88 @@ def of(records: list[Record], backend: str, batch: int = 1) -> Record:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `s`, of two backends and two batches."""
+    """A folder with `s`, of two backends and three batches."""
     folder = tmp_path_factory.mktemp("home")
     choose(folder)
-    sweep(folder, "backend=flash,math", "batch=1,2", "sweep=s")
+    sweep(folder, "backend=flash,math", "batch=1,2,3", "sweep=s")
     return folder
 
 
-@pytest.fixture
-def s(home: Path, tmp_path: Path) -> Path:
-    """A copy of that folder, to change."""
-    return Path(shutil.copytree(home, tmp_path / "home"))
-
-
 def test_cases_follow_each_other_whatever_the_order_of_the_overrides(home: Path) -> None:
-    for records in (found(home, "s"), sweep(home, "batch=1,2", "backend=flash,math", "sweep=t")):
-        assert [batch for _, batch in names(records)] == [1, 1, 2, 2]
-        assert all(record.status == "ok" and "apart" not in record.flags for record in records)
-        cases = [records[:2], records[2:]]
-        bases = [{base(record) for record in case} for case in cases]
-        assert [len(one) for one in bases] == [1, 1]
-        assert all(one < {record.request.job for record in case} for one, case in zip(bases, cases, strict=True))
-
-
-def test_one_that_fails_costs_the_others_of_its_case_nothing(home: Path) -> None:
-    choice = ",".join(["flash", *BAD, "math"])
-    records = sweep(home, f"backend={choice}", "isolation.timeout_s=10", "sweep=bad")
-    assert {record.request.backend["name"]: record.status for record in records} == BAD | {"flash": "ok", "math": "ok"}
-    flash, math = of(records, "flash"), of(records, "math")
-    # All that stood were timed together when one died: any of them might have been to blame.
-    assert all("apart" in record.flags and base(record) is None for record in (flash, math))
+    records = found(home, "s")
+    assert [batch for _, batch in names(records)] == [1, 1, 2, 2, 3, 3]
+    assert all(record.status == "ok" and "apart" not in record.flags for record in records)
+    for case in (records[:2], records[2:4], records[4:]):
+        (its_base,) = {base(record) for record in case}
+        assert its_base in {record.request.job for record in case}
 
 
 def test_suspects_take_turns_again_once_one_of_them_is_found_to_be_to_blame(home: Path) -> None:
     records = sweep(home, "backend=flash,diesintime,math,eager", "sweep=acquitted")
     flash, dies, math, eager = (of(records, name) for name in ("flash", "diesintime", "math", "eager"))
-    assert ("apart" in flash.flags, dies.status) == (True, "crashed")
+    # All that stood were timed together when one died: any of them might have been to blame.
+    assert ("apart" in flash.flags, base(flash), dies.status) == (True, None, "crashed")
     assert base(math) == base(eager) is not None and "apart" not in (*math.flags, *eager.flags)
 
 
-@pytest.mark.parametrize("bad", ["segfaults", "hangs", "hangswhenmade"])
-def test_those_that_do_not_fail_take_turns_if_it_is_known_who_did(home: Path, bad: str) -> None:
-    records = sweep(home, f"backend=flash,{bad},math", "isolation.timeout_s=10", f"sweep=known_{bad}")
-    assert of(records, bad).status == BAD.get(bad, "timeout")
+def test_those_that_do_not_fail_take_turns_if_it_is_known_who_did(home: Path) -> None:
+    bad = {"segfaults": "crashed", "hangswhenmade": "timeout"}
+    choice = ",".join(["flash", *bad, "math"])
+    records = sweep(home, f"backend={choice}", "isolation.timeout_s=8", "sweep=known")
+    assert {record.request.backend["name"]: record.status for record in records} == bad | {"flash": "ok", "math": "ok"}
     flash, math = of(records, "flash"), of(records, "math")
-    assert flash.status == math.status == "ok"
     assert base(flash) == base(math) in (flash.request.job, math.request.job)
     assert "apart" not in (*flash.flags, *math.flags)
 
 
-def test_a_rival_that_is_added_is_compared_with_the_fastest_that_was_there(s: Path) -> None:
-    before = {path: path.read_bytes() for path in s.glob(f"multirun/s/*/{FILE_NAME}")}
-    old = [record for record in found(s, "s") if record.request.case.batch == 1]
-    fastest = min(old, key=lambda record: record.metrics["forward/time_us"])
-    records = sweep(s, "backend=flash,math,eager", "sweep=s")
-    assert {path: path.read_bytes() for path in before} == before
+def test_a_sweep_that_goes_on_measures_what_is_missing_and_nothing_else(home: Path, tmp_path: Path) -> None:
+    s = Path(shutil.copytree(home, tmp_path / "home"))
+    old = found(s, "s")
+    # Half of a case is gone, and half of another was measured by another method.
+    gone, older = (s / "multirun" / "s" / of(old, "math", batch).request.job / FILE_NAME for batch in (2, 3))
+    shutil.rmtree(gone.parent)
+    text = json.dumps(json.loads(older.read_bytes()) | {"method_version": "4"})
+    older.write_text(text)
+    before = {path: path.read_bytes() for path in s.glob(f"multirun/s/*/{FILE_NAME}") if path != older}
+    records = sweep(s, "backend=flash,math,eager", "batch=1,2,3", "sweep=s")
+    assert len(records) == 9 and {record.method_version for record in records} == {"5"}
+    assert len(before) == 4 and {path: path.read_bytes() for path in before} == before
+    assert older.with_name("record.method-4.json").read_text() == text
+    assert [one.parent for one in s.glob("multirun/s/*/record.method-*")] == [older.parent]
+    # A rival that is added is compared with the fastest that was there.
+    there = [record for record in old if record.request.case.batch == 1]
     paired = of(records, "eager").passes["forward"].paired
     assert paired is not None and paired.timing is not None
-    assert paired.base == fastest.request.job
+    assert paired.base == min(there, key=lambda record: record.metrics["forward/time_us"]).request.job
     assert len(paired.timing.times_us) > 1 and paired.log_ratio is not None
 
 
-def test_a_case_that_was_left_half_done_is_finished_by_what_is_missing(s: Path) -> None:
-    before = {path: path.read_bytes() for path in s.glob(f"multirun/s/*/{FILE_NAME}")}
-    gone = s / "multirun" / "s" / of(found(s, "s"), "math").request.job
-    shutil.rmtree(gone)
-    sweep(s, "backend=flash,math", "batch=1,2", "sweep=s")
-    after = {path: path.read_bytes() for path in before}
-    assert [path.parent for path in before if after[path] != before[path]] == [gone]
-
-
-def test_a_record_of_another_method_is_measured_again_and_kept(s: Path) -> None:
-    path = s / "multirun" / "s" / of(found(s, "s"), "math").request.job / FILE_NAME
-    older = json.dumps(json.loads(path.read_bytes()) | {"method_version": "4"})
-    path.write_text(older)
-    records = sweep(s, "backend=flash,math", "batch=1,2", "sweep=s")
-    assert {record.method_version for record in records} == {"5"}
-    assert len(records) == 4
-    assert path.with_name("record.method-4.json").read_text() == older
-    assert [one.parent.name for one in s.glob("multirun/s/*/record.method-*")] == [path.parent.name]
-
-
-def test_fresh_jobs_are_marked_as_measured_apart_and_those_of_this_process_take_turns(home: Path) -> None:
-    made = {name: sweep(home, "backend=flash,cudnn,math", f"isolation={name}", f"sweep={name}")
-            for name in ("fresh", "none")}  # fmt: skip
-    for records in made.values():
-        statuses = {record.request.backend["name"]: record.status for record in records}
-        assert statuses == {"flash": "ok", "cudnn": "unsupported", "math": "ok"}
+def test_fresh_jobs_are_marked_as_measured_apart(home: Path) -> None:
+    records = sweep(home, "backend=flash,cudnn,math", "isolation=fresh", "sweep=fresh")
+    statuses = {record.request.backend["name"]: record.status for record in records}
+    assert statuses == {"flash": "ok", "cudnn": "unsupported", "math": "ok"}
     assert left_behind(home) == []
-    fresh, none = ([of(records, name) for name in ("flash", "math")] for records in made.values())
-    assert all("apart" in record.flags and base(record) is None for record in fresh)
-    assert not any("apart" in record.flags for record in none)
-    assert base(none[0]) == base(none[1]) is not None
+    assert all("apart" in of(records, name).flags and base(of(records, name)) is None for name in ("flash", "math"))
 
 
-def test_stop_on_keeps_the_records_of_the_whole_case(home: Path) -> None:
+def test_jobs_of_this_process_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attn_exp.worker.__main__.limit_memory", lambda: None)
+    words = (*QUICK, "backend=flash,cudnn,math", "isolation=none", "sweep=none")
+    assert typed(monkeypatch, tmp_path)("-m", *words)[0] == 0
+    records = found(tmp_path, "none")
+    assert sorted(record.status for record in records) == ["ok", "ok", "unsupported"]
+    flash, math = of(records, "flash"), of(records, "math")
+    assert base(flash) == base(math) is not None and "apart" not in (*flash.flags, *math.flags)
+
+
+def test_stop_on_keeps_the_records_of_the_whole_case(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("-m", *QUICK, "hydra.searchpath=[file://conf]", "backend=wrong,flash", "batch=1,2", "sweep=stopped")
+    ran = run(*words, "stop_on=[inaccurate]", cwd=home)
     # Typed again it neither goes on behind that case nor ends as if all were well.
-    for _ in range(2):
-        ran = run(*words, "stop_on=[inaccurate]", cwd=home)
-        assert (ran.returncode, complaints(ran)) == (1, [])
-        assert "stopped at the first inaccurate job (stop_on), wrong-" in ran.stdout
-        records = found(home, "stopped")
-        assert sorted(names(records)) == [("flash", 1), ("wrong", 1)]
-        assert (of(records, "wrong").status, of(records, "flash").status) == ("inaccurate", "ok")
+    again = typed(monkeypatch, home)(*words, "stop_on=[inaccurate]")
+    for code, out, told in ((ran.returncode, ran.stdout, complaints(ran)), (*again[:2], again[2].splitlines())):
+        assert (code, told) == (1, [])
+        assert "stopped at the first inaccurate job (stop_on), wrong-" in out
+    records = found(home, "stopped")
+    assert sorted(names(records)) == [("flash", 1), ("wrong", 1)]
+    assert (of(records, "wrong").status, of(records, "flash").status) == ("inaccurate", "ok")

@@ -17,7 +17,6 @@ import pytest
 from attn_exp.commands import ui
 from attn_exp.tracking import SweepInfo, make_tracker
 from attn_exp.tracking.base import Summary
-from attn_exp.tracking.database import prepare_database
 from attn_exp.tracking.view import one_sweep
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="needs mlflow")
@@ -45,13 +44,25 @@ def test_no_database_yet_is_one_sentence(
     assert not (tmp_path / "mlruns").exists()
 
 
-def test_a_port_in_use_names_a_free_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    prepare_database(tmp_path / "mlflow.db")
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A store with the sweep `first`, which takes seconds to make."""
+    folder = tmp_path_factory.mktemp("store")
+    tracker = make_tracker({"name": "mlflow", "uri": f"sqlite:///{folder}/mlflow.db", "artifacts": str(folder / "a")})
+    tracker.open(SweepInfo("first", folder / "first", ""))
+    summary = Summary(answer="**cudnn is the fastest**", metrics={"list_place": 0}, params={"passes": "forward"})
+    assert tracker.close("FINISHED", summary=summary) is None
+    look = tracker.look()
+    assert look is not None and look.startswith("with: attn-exp ui first uri=")
+    return f"sqlite:///{folder}/mlflow.db"
+
+
+def test_a_port_in_use_names_a_free_one(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert ui.main([f"uri=sqlite:///{tmp_path}/mlflow.db", f"port={port}"]) == 2
+        assert ui.main([f"uri={uri}", f"port={port}"]) == 2
     found = re.fullmatch(
         rf"attn-exp ui: port {port} on 127.0.0.1 cannot be used: try port=(\d+)\n", capsys.readouterr().err
     )
@@ -59,9 +70,8 @@ def test_a_port_in_use_names_a_free_one(tmp_path: Path, capsys: pytest.CaptureFi
     assert int(found[1]) != port
 
 
-def test_the_address_of_another_machine_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    prepare_database(tmp_path / "mlflow.db")
-    assert ui.main([f"uri=sqlite:///{tmp_path}/mlflow.db", "host=192.0.2.1"]) == 2
+def test_the_address_of_another_machine_is_one_sentence(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ui.main([f"uri={uri}", "host=192.0.2.1"]) == 2
     assert capsys.readouterr().err.startswith("attn-exp ui: host=192.0.2.1 is no address of this machine: ")
 
 
@@ -73,12 +83,8 @@ def test_the_address_of_another_machine_is_one_sentence(tmp_path: Path, capsys: 
     ],
 )
 def test_a_sweep_that_is_not_there_is_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], wanted: str
+    uri: str, capsys: pytest.CaptureFixture[str], flags: list[str], wanted: str
 ) -> None:
-    tracker = make_tracker({"name": "mlflow", "uri": f"sqlite:///{tmp_path}/mlflow.db", "artifacts": str(tmp_path)})
-    tracker.open(SweepInfo("first", tmp_path / "first", ""))
-    assert tracker.close("FINISHED") is None
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
     assert ui.main([f"uri={uri}", f"port={a_free_port()}", *flags]) == 2
     said = capsys.readouterr()
     assert (said.out, said.err.count("\n")) == ("", 1)
@@ -86,14 +92,7 @@ def test_a_sweep_that_is_not_there_is_one_sentence(
     assert said.err.endswith("; type attn-exp ui NAME\n" if len(flags) == 1 else "; type mlflow_experiment=NAME\n")
 
 
-def test_a_real_server_answers_and_ctrl_c_leaves_no_child(tmp_path: Path) -> None:
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-    tracker = make_tracker({"name": "mlflow", "uri": uri, "artifacts": str(tmp_path / "artifacts")})
-    tracker.open(SweepInfo("first", tmp_path / "first", ""))
-    summary = Summary(answer="**cudnn is the fastest**", metrics={"list_place": 0}, params={"passes": "forward"})
-    assert tracker.close("FINISHED", summary=summary) is None
-    look = tracker.look()
-    assert look is not None and look.startswith("with: attn-exp ui first uri=")
+def test_a_real_server_answers_and_ctrl_c_leaves_no_child(uri: str, tmp_path: Path) -> None:
     port = a_free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "attn_exp", "ui", "first", f"uri={uri}", f"port={port}"],
