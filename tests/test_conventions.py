@@ -77,12 +77,10 @@ def test_sizes_filter_as_numbers(logged):
     assert [one.data.params["seq_len"] for one in found] == ["64"]
 
 
-def test_a_run_has_its_source_and_what_it_computed_on(logged):
+def test_a_run_has_its_source(logged):
     client, *_ = logged
     found = run(client, "attributes.run_name = 'flash s64 b1 causal h2 d16 fp32 (s)'")
     assert found.data.tags["mlflow.source.type"] == "LOCAL"
-    (given,) = found.inputs.dataset_inputs
-    assert given.dataset.name == "b1 h2 s64 d16 fp32 causal"
 
 
 def test_words_that_somebody_edited_stay(logged):

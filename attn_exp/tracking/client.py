@@ -127,7 +127,6 @@ class NewRun:
         metrics: the values of its metrics.
         status: `FINISHED` or `FAILED`.
         files: its files, each with the folder of its artifacts in which it is stored; None is the topmost.
-        dataset: the name, the digest and the origin of what it computed on, which MLflow lists as its dataset.
     """
 
     name: str
@@ -138,7 +137,6 @@ class NewRun:
     metrics: "Sequence[Metric]"
     status: str = "FINISHED"
     files: Mapping[Path, str | None] = field(default_factory=dict)
-    dataset: tuple[str, str, str] | None = None
 
 
 def store_run(client: "MlflowClient", experiment: str, new: NewRun, answered: Callable[[], None] = lambda: None) -> str:
@@ -146,8 +144,6 @@ def store_run(client: "MlflowClient", experiment: str, new: NewRun, answered: Ca
 
     `answered` is called after each request: a distant server is slow for a run, and not for any of them.
     """
-    from mlflow.entities import Dataset, DatasetInput
-
     began_ms, ended_ms = (int(moment * 1000) or None for moment in new.moments)
     tags = fitting({**new.tags, "mlflow.parentRunId": new.parent}) | source()
     run = str(client.create_run(experiment, began_ms, tags, new.name).info.run_id)
@@ -155,9 +151,6 @@ def store_run(client: "MlflowClient", experiment: str, new: NewRun, answered: Ca
     try:
         log_values(client, run, new.metrics, params=new.params)
         answered()
-        if new.dataset is not None:
-            client.log_inputs(run, [DatasetInput(Dataset(*new.dataset[:2], "code", new.dataset[2]))])
-            answered()
         store_files(client, run, new.files, answered)
         client.set_terminated(run, new.status, ended_ms)
     except Exception:

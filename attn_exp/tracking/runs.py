@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from attn_exp.core.errors import UserError, is_inside
 from attn_exp.core.record.file import FILE_NAME, LOG_NAME, sound_record
 from attn_exp.core.record.record import Record
-from attn_exp.core.record.request import Request
 from attn_exp.core.record.status import STATUSES
 from attn_exp.core.redaction import redacted
 from attn_exp.core.versions import __version__
@@ -61,13 +60,6 @@ JOB, FINISHED_AT, SWEEP_ID = "attn_exp.job", "attn_exp.finished_at", "attn_exp.s
 _PARENT = "mlflow.parentRunId"
 # The colour of a sweep's own run: MLflow would give it that of a backend by chance.
 _NEUTRAL = "#808080"
-
-
-def _dataset(request: Request) -> tuple[str, str, str]:
-    """Return a job's inputs as MLflow knows datasets: all jobs of one case, seed and kind of values have the same."""
-    origin = json.dumps({"inputs": request.measuring.inputs, "seed": request.measuring.seed})
-    name = request.case.label()
-    return name, hashlib.sha256(f"{name} {origin}".encode()).hexdigest()[:8], origin
 
 
 def keep_curves(
@@ -202,7 +194,6 @@ class Runs:
             metrics=metrics_at(metrics(record), record.finished_at),
             status="FINISHED" if STATUSES[record.status].finished else "FAILED",
             files=_stored_files((folder / name for name in (*_FILES, *profiled)), folder),
-            dataset=_dataset(record.request),
         )
 
     def end(self, status: EndStatus, summary: Summary, ended: float | None = None) -> None:
