@@ -249,7 +249,7 @@ def test_sweeps_of_one_name_in_two_folders_are_two_sweeps(ready: Path) -> None:
 def test_one_job_that_cannot_be_stored_is_a_warning_and_the_others_are_stored(
     ready: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(client: Any, experiment: str, new: NewRun, answered: Any) -> str:
+    def failing(client: Any, experiment: str, new: NewRun) -> str:
         if new.tags["attn_exp.job"] == "b":
             raise OSError("disk full at http://me:secret@host\nand more")
         return store_run(client, experiment, new)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from attn_exp.core.errors import UserError
@@ -101,17 +101,34 @@ def local_path(place: str) -> Path | None:
     return Path(unquote(parts.path) if parts.scheme else place)
 
 
-def search(
-    client: "MlflowClient", experiment: str, wanted: Mapping[str, str], answered: Callable[[], None] = lambda: None
-) -> "list[Run]":
-    """Return all active runs that have these tags, the newest first; `answered` is called after each page of them."""
+class AnsweringClient:
+    """MLflow's client, which calls `answered` after each request.
+
+    A distant server is slow for a run of many requests, and not for any of them.
+    """
+
+    def __init__(self, client: "MlflowClient", answered: Callable[[], None]) -> None:
+        self._client, self._answered = client, answered
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        request = getattr(self._client, name)
+
+        def asked(*arguments: Any, **options: Any) -> Any:
+            answer = request(*arguments, **options)
+            self._answered()
+            return answer
+
+        return asked
+
+
+def search(client: "MlflowClient", experiment: str, wanted: Mapping[str, str]) -> "list[Run]":
+    """Return all active runs that have these tags, the newest first."""
     condition = " and ".join(f"tags.`{key}` = {quoted(value)}" for key, value in wanted.items())
     runs: list[Run] = []
     token = None
     while True:
         page = client.search_runs([experiment], condition, max_results=_PAGE, page_token=token)
         runs += page
-        answered()
         token = page.token
         if not token:
             return runs
@@ -139,19 +156,14 @@ class NewRun:
     files: Mapping[Path, str | None] = field(default_factory=dict)
 
 
-def store_run(client: "MlflowClient", experiment: str, new: NewRun, answered: Callable[[], None] = lambda: None) -> str:
-    """Store a run in an experiment, and return its id; after an exception there is none.
-
-    `answered` is called after each request: a distant server is slow for a run, and not for any of them.
-    """
+def store_run(client: "MlflowClient", experiment: str, new: NewRun) -> str:
+    """Store a run in an experiment, and return its id; after an exception there is none."""
     began_ms, ended_ms = (int(moment * 1000) or None for moment in new.moments)
     tags = fitting({**new.tags, "mlflow.parentRunId": new.parent}) | source()
     run = str(client.create_run(experiment, began_ms, tags, new.name).info.run_id)
-    answered()
     try:
         log_values(client, run, new.metrics, params=new.params)
-        answered()
-        store_files(client, run, new.files, answered)
+        store_files(client, run, new.files)
         client.set_terminated(run, new.status, ended_ms)
     except Exception:
         with contextlib.suppress(Exception):
@@ -160,16 +172,13 @@ def store_run(client: "MlflowClient", experiment: str, new: NewRun, answered: Ca
     return run
 
 
-def store_files(
-    client: "MlflowClient", run: str, files: Mapping[Path, str | None], answered: Callable[[], None]
-) -> None:
+def store_files(client: "MlflowClient", run: str, files: Mapping[Path, str | None]) -> None:
     """Store files of a run, each in a folder of its artifacts, as in `NewRun.files`. Raises ArtifactError."""
     for file, place in files.items():
         try:
             client.log_artifact(run, str(file), place)
         except Exception as error:
             raise ArtifactError(str(error)) from error
-        answered()
 
 
 def log_values(

@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from attn_exp.core.errors import UserError, is_inside
 from attn_exp.core.record.file import FILE_NAME, LOG_NAME, sound_record
@@ -34,6 +34,7 @@ from attn_exp.tracking.base import (
     tags,
 )
 from attn_exp.tracking.client import (
+    AnsweringClient,
     NewRun,
     fitting,
     legal,
@@ -62,13 +63,8 @@ _PARENT = "mlflow.parentRunId"
 _NEUTRAL = "#808080"
 
 
-def keep_curves(
-    client: "MlflowClient", experiment: str, parent: "Run", curves: Sequence[Curve], answered: Callable[[], None]
-) -> None:
-    """Store the curves of a sweep, as runs and on its own; those that are there stay, outdated runs are deleted.
-
-    `answered` is called after each of them.
-    """
+def keep_curves(client: "MlflowClient", experiment: str, parent: "Run", curves: Sequence[Curve]) -> None:
+    """Store the curves of a sweep, as runs and on its own; those that are there stay, outdated runs are deleted."""
     wanted = {_digest(curve): curve for curve in curves}
     of_parent = {_PARENT: parent.info.run_id, "attn_exp.kind": "curve"}
     for run in search(client, experiment, of_parent):
@@ -94,7 +90,6 @@ def keep_curves(
             if name.endswith("/tflops_by_length")
         }
         log_values(client, parent.info.run_id, _metrics(curve, rates))
-        answered()
 
 
 def _metrics(curve: Curve, points: Mapping[str, tuple[tuple[int, float], ...]]) -> "list[Metric]":
@@ -119,7 +114,7 @@ class Runs:
 
     def __init__(self, uri: str, artifacts: str | None, experiment: str, sweep: SweepInfo) -> None:
         self.sweep = sweep
-        # Called whenever the store has answered a part of what takes as many requests as there are jobs.
+        # Called whenever the store has answered a request.
         self.answered: Callable[[], None] = lambda: None
         # That the store's files are not where it looks for them, as a sentence.
         self.moved: str | None = None
@@ -148,9 +143,8 @@ class Runs:
             self.prepare()
             from mlflow import MlflowClient
 
-            client = MlflowClient(tracking_uri=self._uri)
+            client = cast(MlflowClient, AnsweringClient(MlflowClient(tracking_uri=self._uri), self.answered))
             experiment = open_experiment(client, self._experiment_name, self._artifacts)
-            self.answered()
             if not is_server(self._uri):
                 # Before anything is written there, which makes the folder again.
                 self.moved = self.moved or moved_artifacts(experiment)
@@ -173,7 +167,7 @@ class Runs:
         kept = next((run for run, stored in stored_runs if stored in (ended, repr(record.finished_at))), None)
         new = kept is None
         if kept is None:
-            kept = store_run(client, self._experiment, self._new_run(record, folder), self.answered)
+            kept = store_run(client, self._experiment, self._new_run(record, folder))
             stored_runs.append((kept, ended))
         for old in [entry for entry in stored_runs if entry[0] != kept]:
             client.delete_run(old[0])
@@ -211,28 +205,23 @@ class Runs:
     def _store(self, client: "MlflowClient", summary: Summary) -> None:
         parent = client.get_run(self._parent)
         files = _stored_files(summary.files, self.sweep.folder)
-        self.answered()
         # First, because it takes one call: the answer is there even if the files are refused.
         names = [f"{place}/{file.name}" if place else file.name for file, place in files.items()]
         store_summary(client, parent, summary, names)
-        self.answered()
         store_view(client, self._experiment)
-        self.answered()
         self._view = store_view(client, self._experiment, self.sweep.name, summary.params)
-        self.answered()
-        store_files(client, self._parent, files, self.answered)
+        store_files(client, self._parent, files)
         page = run_page(self._experiment, self._parent)
         latest = {job: runs[-1][0] for job, runs in self._runs.items() if runs}
         for result in summary.results:
             if (run := latest.get(result.job)) is not None:
                 store_standing(client, run, result, summary, page, with_note=run not in self._edited)
-                self.answered()
         for job, job_files in summary.job_files.items():
             if job in latest:
                 files = _stored_files(job_files, self.sweep.folder / job)
-                store_files(client, latest[job], files, self.answered)
+                store_files(client, latest[job], files)
         if summary.curves:
-            keep_curves(client, self._experiment, parent, summary.curves, self.answered)
+            keep_curves(client, self._experiment, parent, summary.curves)
 
     def _open_parent(self, client: "MlflowClient") -> str:
         """Return the sweep's run, a new one if there is none, and find the runs of its jobs."""
@@ -248,9 +237,7 @@ class Runs:
         parents = search(client, self._experiment, identity) or self._parents_of_a_job(client)
         if parents:
             parent = str(parents[-1].info.run_id)
-            self.answered()
             client.update_run(parent, "RUNNING")
-            self.answered()
             log_values(client, parent, [], own_tags)
         else:
             tags = fitting(identity | own_tags) | source()
@@ -258,12 +245,11 @@ class Runs:
                 tags[_PARENT] = surrounding
             began_ms = int(self.sweep.began * 1000) if self.sweep.began is not None else None
             parent = str(client.create_run(self._experiment, began_ms, tags, self.sweep.name).info.run_id)
-        self.answered()
         self._runs.clear()
         # By the parent too: runs of earlier versions do not have the sweep's tag.
         of_sweep: dict[str, Run] = {}
         for found_by in ({SWEEP_ID: self._sweep_id}, {_PARENT: parent}):
-            for run in search(client, self._experiment, found_by | {"attn_exp.kind": "job"}, self.answered):
+            for run in search(client, self._experiment, found_by | {"attn_exp.kind": "job"}):
                 of_sweep[run.info.run_id] = run
         for run in of_sweep.values():
             if run.data.tags.get(_PARENT) != parent:
@@ -279,9 +265,9 @@ class Runs:
     def _parents_of_a_job(self, client: "MlflowClient") -> "list[Run]":
         """Return the run of this name that has one of the sweep's jobs, where the folder lost its identity."""
         named = {"attn_exp.sweep": self.sweep.name, "attn_exp.kind": "sweep"}
-        for parent in search(client, self._experiment, named, self.answered):
+        for parent in search(client, self._experiment, named):
             of_parent = {_PARENT: parent.info.run_id, "attn_exp.kind": "job"}
-            runs = search(client, self._experiment, of_parent, self.answered)
+            runs = search(client, self._experiment, of_parent)
             stored = {(run.data.tags.get(JOB), run.data.tags.get(FINISHED_AT)) for run in runs}
             for path in sorted(self.sweep.folder.glob(f"*/{FILE_NAME}")):
                 record = sound_record(path.parent)
