@@ -28,12 +28,11 @@ REASONS = {
 
 @dataclass(frozen=True)
 class GpuInfo:
-    """One GPU as the driver lists it, before CUDA_VISIBLE_DEVICES; `memory_bytes` is 0 if it is unknown."""
+    """One GPU as the driver lists it, before CUDA_VISIBLE_DEVICES."""
 
     index: int
     name: str
     uuid: str
-    memory_bytes: int = 0
 
 
 def list_gpus() -> list[GpuInfo]:
@@ -46,8 +45,7 @@ def list_gpus() -> list[GpuInfo]:
     for index in range(pynvml.nvmlDeviceGetCount()):
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            name, uuid = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)
-            gpus.append(GpuInfo(index, name, uuid, _memory_bytes(handle)))
+            gpus.append(GpuInfo(index, pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)))
         except pynvml.NVMLError:
             continue  # a lost GPU cannot be measured
     return gpus
@@ -65,13 +63,6 @@ def visible_gpus() -> list[GpuInfo]:
             break  # as CUDA does: it ignores everything after an entry that does not exist
         chosen.append(match[0])
     return chosen
-
-
-def _memory_bytes(handle: Any) -> int:
-    try:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-    except pynvml.NVMLError:
-        return 0  # GPUs that share the host's memory have none of their own
 
 
 def used_bytes(uuid: str) -> int | None:
