@@ -55,7 +55,6 @@ def table_here(**changes):
         made_by="attn-exp pick first",
         fingerprint=facts_of("cpu", environment("cpu"), []),
         backends=BACKENDS,
-        rates={"float32": (1e11, 1e10)},
         buckets=tuple(buckets),
     )
     return replace(made, **changes)

@@ -75,7 +75,7 @@ def test_what_may_be_the_best_constant_is_timed_in_every_shape(proof):
     times = ({"fa3": 10.0, "cudnn": 13.0, "flex": 20.0}, {"fa3": 12.0, "cudnn": 10.0, "flex": 20.0, "triton": 9.0})
     buckets = tuple(Bucket(mode="inference", case=sweeps.case(), pick="fa3", times_us=one) for one in times)
     names = ("fa3", "cudnn", "flex", "triton")
-    table = DispatchTable(made_by="", fingerprint={}, backends={key: {} for key in names}, rates={}, buckets=buckets)
+    table = DispatchTable(made_by="", fingerprint={}, backends={key: {} for key in names}, buckets=buckets)
     assert proof.constants(table, "inference") == {"fa3", "cudnn"} and proof.constants(table, "training") == set()
 
 

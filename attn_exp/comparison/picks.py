@@ -21,13 +21,10 @@ from attn_exp.core.catalogue import about_backend, backend_options
 from attn_exp.core.dispatch_table import MODES, Bucket, DispatchTable, Margin, Mode, facts_of, inexpressible, normalised
 from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.files import read_whole
-from attn_exp.core.host.hardware import datasheet_peak
 from attn_exp.results.cell import Cell, ChosenMetric, cells_of
 from attn_exp.results.read import Sweep
 from attn_exp.results.result import Result
 
-# Used if no ceiling was measured and no datasheet is known: the rates only say where compute and memory balance.
-_SOME_RATES = (1e12, 1e11)
 # Of a call on the device, and with the host's launches.
 _TIMERS = ("device", "event")
 
@@ -98,7 +95,6 @@ def pick(
         made_by=made_by,
         fingerprint=fingerprint,
         backends={row.label: {key: value for key, value in row.backend.items() if key != "about"} for row in behind},
-        rates=_rates(behind),
         buckets=tuple(buckets),
     )
     return Picked(table, tuple(notes))
@@ -226,14 +222,3 @@ def _fingerprint(results: Sequence[Result]) -> dict[str, str]:
                 "give sweeps of one, or choose with where="
             )
     return {name: next(iter(values)) for name, values in every.items()}
-
-
-def _rates(results: Sequence[Result]) -> dict[str, tuple[float, float]]:
-    """Return each dtype's FLOP/s and bytes/s: as measured, else of the datasheet."""
-    rates: dict[str, tuple[float, float]] = {}
-    for result in results:
-        peak = datasheet_peak(result.device_name)
-        flops = result.ceilings.get("matmul_flops_per_s") or (peak and peak.flops_limit(result.case.dtype))
-        moved = result.ceilings.get("copy_bytes_per_s") or (peak and peak.bytes_per_s)
-        rates.setdefault(result.case.dtype, (float(flops or _SOME_RATES[0]), float(moved or _SOME_RATES[1])))
-    return rates

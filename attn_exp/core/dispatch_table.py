@@ -78,14 +78,12 @@ class DispatchTable:
         fingerprint: the facts that the times depend on: `device`, `gpu` or `cpu`, `torch`, `cuda`, `cudnn`, `driver`,
             and the packages of the backends.
         backends: each backend's configuration, by its label.
-        rates: FLOP/s and bytes/s of the machine, by dtype.
         buckets: the measured shapes.
     """
 
     made_by: str
     fingerprint: dict[str, str]
     backends: dict[str, dict[str, Any]]
-    rates: dict[str, tuple[float, float]]
     buckets: tuple[Bucket, ...]
 
 
