@@ -82,10 +82,10 @@ def _parsed_once() -> Iterator[None]:
 def _patient() -> Iterator[None]:
     """Wait for MLflow's store for as long as a busy machine takes; tests of the limit set their own."""
     try:
-        from attn_exp.tracking import mlflow
+        from attn_exp.tracking import location
     except ImportError:
         yield
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mlflow, "_PATIENCE_S", 300.0)
+        patch.setattr(location, "_PATIENCE_S", 300.0)
         yield

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from attn_exp.core.options import Options, config_dir_option, folder_option, opt
 
 if TYPE_CHECKING:
     from attn_exp.execution.replay import Replayed
-    from attn_exp.tracking.mlflow import MlflowPlace
+    from attn_exp.tracking.location import MlflowPlace
 
 LACKING, SKIPPED, INTERRUPTED = 1, 3, 130
 
@@ -71,7 +72,7 @@ def _log(options: LogOptions) -> int:
 
 def _place(overrides: Sequence[str], own_choices: Path | None) -> "MlflowPlace":
     from attn_exp.config.compose import compose_config, resolved_config
-    from attn_exp.tracking.mlflow import MlflowPlace
+    from attn_exp.tracking.location import MlflowPlace
 
     config = resolved_config(compose_config(overrides, "log", own_choices), overrides)["tracker"]
     if config.get("name") != "mlflow":
@@ -83,11 +84,12 @@ def _place(overrides: Sequence[str], own_choices: Path | None) -> "MlflowPlace":
 
 def _replay(folder: Path, place: "MlflowPlace") -> "Replayed":
     from attn_exp.execution.replay import Replayed, replay
+    from attn_exp.tracking.runs import Runs
     from attn_exp.tracking.trouble import refusal
 
     # A store that cannot be reached may raise whatever its libraries raise.
     try:
-        return replay(folder, place.runs)
+        return replay(folder, partial(Runs, place))
     except UserError:
         raise
     except Exception as error:

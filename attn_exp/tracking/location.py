@@ -1,10 +1,13 @@
 """Location of an MLflow store, checked without importing MLflow and without contacting a server."""
 
+import math
 import os
 import re
 import shlex
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from attn_exp.core.errors import UserError
 from attn_exp.core.redaction import has_password, redacted
@@ -12,8 +15,12 @@ from attn_exp.results.there import HOME
 from attn_exp.tracking.database import check_database, database_file
 
 DEFAULT_URI = "sqlite:///mlruns/mlflow.db"
+_ARTIFACTS = "mlruns/artifacts"
 _SERVERS = ("http", "https")
 _DATABASES = ("postgresql", "mysql", "mssql")
+# How long a sweep waits for one answer of a store, unless `tracker.patience_s` says so: at its start, and once more at
+# its end.
+_PATIENCE_S = 10.0
 _EXAMPLE = "write tracker.uri=http://HOST:5000"
 
 
@@ -40,20 +47,51 @@ def absolute_uri(uri: str) -> str:
     raise UserError(f"tracker.uri={shown} is not one of {known}: use tracker.uri={DEFAULT_URI}")
 
 
-def replay_command(folder: Path, uri: str, experiment: str, artifacts: str | None) -> str:
-    """Return the command that stores the sweep in `folder` later, with a note on passwords instead of them."""
-    words = ["attn-exp", "log", _typed(folder)]
-    if uri != absolute_uri(DEFAULT_URI):
-        words.append(f"uri={redacted(uri)}")
-    if experiment != "attn_exp":
-        words.append(f"mlflow_experiment={experiment}")
-    if chosen(artifacts, uri):
-        # The experiment may be created by then.
-        words.append(f"tracker.artifacts={artifacts}")
-    if not has_password(uri):
-        return shlex.join(words)
-    given = "in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" if is_server(uri) else "in the URI"
-    return f"{shlex.join(words)} (with user and password {given})"
+class MlflowPlace:
+    """The store that a configuration's `tracker` describes. Raises UserError if that is invalid."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.uri = absolute_uri(str(config.get("uri") or DEFAULT_URI))
+        self.experiment = str(config.get("mlflow_experiment") or "attn_exp")
+        given = str(config.get("artifacts") or _ARTIFACTS)
+        # A path on this machine means nothing to a server, which chooses the place of artifacts itself.
+        usual, own = (None if is_server(self.uri) else str(Path(place).absolute()) for place in (_ARTIFACTS, given))
+        self.artifacts = given if "://" in given else own
+        # Whether they are at another place than without `tracker.artifacts`.
+        self.elsewhere = self.artifacts != usual
+        patience_s = _PATIENCE_S if config.get("patience_s") is None else config["patience_s"]
+        if isinstance(patience_s, bool) or not isinstance(patience_s, int | float) or not 0 <= patience_s < math.inf:
+            raise UserError(f"tracker.patience_s={patience_s} is not a number of seconds: write tracker.patience_s=30")
+        self.patience_s = float(patience_s)
+
+    @property
+    def shown(self) -> str:
+        """The address without user and password."""
+        return redacted(self.uri)
+
+    def check(self) -> None:
+        """Create the folders of a local store; raise UserError if they or the database cannot be written."""
+        if (path := database_file(self.uri)) is not None:
+            _make_writable(path.parent, "tracker.uri=sqlite:///FOLDER/mlflow.db")
+            if check_database(path) and not os.access(path, os.W_OK):
+                raise UserError(f"{path} cannot be written: choose another database with tracker.uri=sqlite:///...")
+        if self.artifacts is not None and "://" not in self.artifacts:
+            _make_writable(Path(self.artifacts), "tracker.artifacts=FOLDER")
+
+    def replay_command(self, folder: Path) -> str:
+        """Return the command that stores the sweep in `folder` later, with a note on passwords instead of them."""
+        words = ["attn-exp", "log", _typed(folder)]
+        if self.uri != absolute_uri(DEFAULT_URI):
+            words.append(f"uri={self.shown}")
+        if self.experiment != "attn_exp":
+            words.append(f"mlflow_experiment={self.experiment}")
+        if self.elsewhere:
+            # The experiment may be created by then.
+            words.append(f"tracker.artifacts={self.artifacts}")
+        if not has_password(self.uri):
+            return shlex.join(words)
+        given = "in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" if is_server(self.uri) else "in the URI"
+        return f"{shlex.join(words)} (with user and password {given})"
 
 
 def _typed(folder: Path) -> str:
@@ -75,30 +113,6 @@ def option_uri(uri: str) -> str:
 def is_server(uri: str) -> bool:
     """Return whether an address is that of a tracking server, which chooses the location of artifacts itself."""
     return uri.startswith(tuple(f"{scheme}://" for scheme in _SERVERS))
-
-
-def artifacts_place(given: str | None, uri: str) -> str | None:
-    """Return where a new experiment's artifacts are stored, or None if a server decides that."""
-    place = given or "mlruns/artifacts"
-    if "://" in place:
-        return place
-    # A path on this machine means nothing to a server.
-    return None if is_server(uri) else str(Path(place).absolute())
-
-
-def chosen(artifacts: str | None, uri: str) -> bool:
-    """Return whether this place of artifacts is another than the one without `tracker.artifacts`."""
-    return artifacts != artifacts_place(None, uri)
-
-
-def check_writable(uri: str, artifacts: str | None) -> None:
-    """Create the folders of a local store; raise UserError if they or the database cannot be written."""
-    if (path := database_file(uri)) is not None:
-        _make_writable(path.parent, "tracker.uri=sqlite:///FOLDER/mlflow.db")
-        if check_database(path) and not os.access(path, os.W_OK):
-            raise UserError(f"{path} cannot be written: choose another database with tracker.uri=sqlite:///...")
-    if artifacts is not None and "://" not in artifacts:
-        _make_writable(Path(artifacts), "tracker.artifacts=FOLDER")
 
 
 def _make_writable(folder: Path, option: str) -> None:

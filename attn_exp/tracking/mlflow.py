@@ -3,7 +3,6 @@
 A job's run is created when the job is done, in one step, so a killed process leaves no job RUNNING.
 """
 
-import importlib.util
 import math
 import shlex
 import threading
@@ -15,57 +14,15 @@ from typing import Any
 from attn_exp.core.errors import UserError
 from attn_exp.core.record.file import sound_record
 from attn_exp.core.record.record import Record
-from attn_exp.core.redaction import redacted
 from attn_exp.tracking.background import Background
 from attn_exp.tracking.base import EndStatus, Summary, SweepInfo, Tracker
-from attn_exp.tracking.client import silence
 from attn_exp.tracking.database import database_file
-from attn_exp.tracking.location import (
-    DEFAULT_URI,
-    absolute_uri,
-    artifacts_place,
-    check_writable,
-    chosen,
-    is_server,
-    replay_command,
-)
+from attn_exp.tracking.location import DEFAULT_URI, MlflowPlace, absolute_uri, is_server
 from attn_exp.tracking.runs import Runs
 from attn_exp.tracking.trouble import refusal, trouble
 
-# How long a sweep waits for one answer of a store, unless `tracker.patience_s` says so: at its start, and once more at
-# its end.
-_PATIENCE_S = 10.0
 # Share of the time limit at the end that records get; the rest is for the sweep's run.
 _FLUSH_SHARE = 0.6
-
-
-class MlflowPlace:
-    """The store that a configuration's `tracker` describes. Raises UserError if that is invalid."""
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self.uri = absolute_uri(str(config.get("uri") or DEFAULT_URI))
-        self.experiment = str(config.get("mlflow_experiment") or "attn_exp")
-        self.artifacts = artifacts_place(config.get("artifacts"), self.uri)
-        patience_s = _PATIENCE_S if config.get("patience_s") is None else config["patience_s"]
-        if isinstance(patience_s, bool) or not isinstance(patience_s, int | float) or not 0 <= patience_s < math.inf:
-            raise UserError(f"tracker.patience_s={patience_s} is not a number of seconds: write tracker.patience_s=30")
-        self.patience_s = float(patience_s)
-
-    @property
-    def shown(self) -> str:
-        """The address without user and password."""
-        return redacted(self.uri)
-
-    def check(self) -> None:
-        """Check the location. Raises UserError if it cannot be written, or is not one to write into."""
-        check_writable(self.uri, self.artifacts)
-
-    def runs(self, sweep: SweepInfo) -> Runs:
-        """Return the runs of a sweep in this store, which is not contacted yet."""
-        if importlib.util.find_spec("mlflow") is None:
-            raise UserError("MLflow is not installed: pip install mlflow, or use tracker=none")
-        silence()
-        return Runs(self.uri, self.artifacts, self.experiment, sweep)
 
 
 class MlflowTracker(Tracker):
@@ -86,14 +43,14 @@ class MlflowTracker(Tracker):
 
         Wait for a server or a database server.
         """
-        self._runs, self._sweep = self._place.runs(sweep), sweep
+        self._runs, self._sweep = Runs(self._place, sweep), sweep
         self._place.check()
         thread = self._thread = Background("mlflow", self._place.patience_s)
         self._runs.answered = thread.answered
         began = time.monotonic()
         thread.put_own(self._runs.prepare)
         thread.put(self._runs.connect)
-        if database_file(self._place.uri) is not None and not chosen(self._place.artifacts, self._place.uri):
+        if database_file(self._place.uri) is not None and not self._place.elsewhere:
             return None
         if thread.settle() and not thread.errors:
             return None
@@ -216,6 +173,4 @@ class MlflowTracker(Tracker):
 
     def replay_command(self) -> str | None:
         """Return the command that stores what is missing of the sweep that was opened."""
-        if self._sweep is None:
-            return None
-        return replay_command(self._sweep.folder, self._place.uri, self._place.experiment, self._place.artifacts)
+        return None if self._sweep is None else self._place.replay_command(self._sweep.folder)

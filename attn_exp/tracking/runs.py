@@ -7,6 +7,7 @@ import functools
 import gc
 import hashlib
 import importlib
+import importlib.util
 import json
 import math
 import os
@@ -42,12 +43,13 @@ from attn_exp.tracking.client import (
     moved_artifacts,
     open_experiment,
     search,
+    silence,
     source,
     store_files,
     store_run,
 )
 from attn_exp.tracking.database import database_file, prepare_database
-from attn_exp.tracking.location import chosen, is_server
+from attn_exp.tracking.location import MlflowPlace, is_server
 from attn_exp.tracking.page import is_edited, job_note, metrics_at, note_tags, run_page, store_standing, store_summary
 from attn_exp.tracking.view import store_view
 
@@ -110,15 +112,20 @@ def _digest(curve: Curve) -> str:
 
 
 class Runs:
-    """The runs of one sweep in the store at `uri`, for use by one thread."""
+    """The runs of one sweep in a store, which is not contacted yet, for use by one thread.
 
-    def __init__(self, uri: str, artifacts: str | None, experiment: str, sweep: SweepInfo) -> None:
-        self.sweep = sweep
+    Raises UserError if MLflow is not installed.
+    """
+
+    def __init__(self, place: MlflowPlace, sweep: SweepInfo) -> None:
+        if importlib.util.find_spec("mlflow") is None:
+            raise UserError("MLflow is not installed: pip install mlflow, or use tracker=none")
+        silence()
+        self.sweep, self._place = sweep, place
         # Called whenever the store has answered a request.
         self.answered: Callable[[], None] = lambda: None
         # That the store's files are not where it looks for them, as a sentence.
         self.moved: str | None = None
-        self._uri, self._artifacts, self._experiment_name = uri, artifacts, experiment
         self._client: MlflowClient | None = None
         self._experiment = self._parent = self._view = self._sweep_id = ""
         # job: its runs, each with `finished_at` of its record, None for an incomplete run
@@ -134,7 +141,7 @@ class Runs:
     def prepare(self) -> None:
         """Import MLflow, and create a database file, which is this process's own work. Raises UserError if broken."""
         _import_mlflow()
-        if (path := database_file(self._uri)) is not None:
+        if (path := database_file(self._place.uri)) is not None:
             prepare_database(path)
 
     def connect(self) -> "MlflowClient":
@@ -143,16 +150,16 @@ class Runs:
             self.prepare()
             from mlflow import MlflowClient
 
-            client = cast(MlflowClient, AnsweringClient(MlflowClient(tracking_uri=self._uri), self.answered))
-            experiment = open_experiment(client, self._experiment_name, self._artifacts)
-            if not is_server(self._uri):
+            place = self._place
+            client = cast(MlflowClient, AnsweringClient(MlflowClient(tracking_uri=place.uri), self.answered))
+            experiment = open_experiment(client, place.experiment, place.artifacts)
+            if not is_server(place.uri):
                 # Before anything is written there, which makes the folder again.
                 self.moved = self.moved or moved_artifacts(experiment)
-            elsewhere = chosen(self._artifacts, self._uri) and self._artifacts != experiment.artifact_location
-            if elsewhere and not self.moved:
+            if place.elsewhere and place.artifacts != experiment.artifact_location and not self.moved:
                 raise UserError(
                     f"MLflow's experiment {experiment.name} has its files in {experiment.artifact_location}: leave "
-                    f"tracker.artifacts={self._artifacts} out, or choose another experiment: mlflow_experiment=NAME"
+                    f"tracker.artifacts={place.artifacts} out, or choose another experiment: mlflow_experiment=NAME"
                 )
             self._experiment = str(experiment.experiment_id)
             self._parent = self._open_parent(client)
