@@ -31,17 +31,9 @@ def find(word: str, home: Path, uri: str | None) -> Found:
     own = Path(word)
     if (own / FILE_NAME).is_file():
         return _in_sweep(own.resolve().parent, own.resolve().name)
-    if own.is_file() and own.name == FILE_NAME:
-        return _in_sweep(own.resolve().parent.parent, own.resolve().parent.name)
     sweep, _, job = word.rstrip("/").partition("/")
     if job and not own.is_dir() and (home / sweep).is_dir():
         return _in_sweep(home / sweep, job)
-    if not own.is_dir() and not (home / word).is_dir():
-        # Only a job's name: take its latest measurement in any sweep.
-        plain = not any(mark in word for mark in "*?[/")
-        places = sorted(home.glob(f"*/{word}*/{FILE_NAME}"), key=lambda path: path.stat().st_mtime) if plain else []
-        if places:
-            return _in_sweep(places[-1].parent.parent, places[-1].parent.name)
     folders = sweep_folders([word], home)
     if len(folders) > 1:
         raise UserError(f"'{word}' names {len(folders)} sweeps: name one, such as {folders[0].name}")
