@@ -89,7 +89,7 @@ def test_a_verdict_is_on_all_tensors_of_a_call(small_is_large):
     judge = expected(CASE, inputs, with_gradients=True, sampled=True)
     found = verdict(CASE, inputs, judge, tensors, {})
     assert found.wrong is None
-    assert set(found.of_pass("forward")) == {"out"} and set(found.of_pass("backward")) == {"dq", "dk", "dv"}
+    assert set(found.errors) == {"out", "dq", "dk", "dv"}
     assert (found.rows, found.rows_of, found.heads) == (8 * 2 * 91 + 2 * 4 * 91, 16 * 600 + 2 * 4 * 600, 8)
     wrong = verdict(CASE, inputs, judge, tensors | {"dk": tensors["dv"].repeat(1, 1, 1, 2)}, {}).wrong
     assert wrong.startswith("dk is off by")

@@ -35,10 +35,6 @@ class Verdict:
     rows_of: int
     heads: int
 
-    def of_pass(self, direction: str) -> dict[str, TensorError]:
-        """Return the errors of `forward`, which makes `out`, or of `backward`, which makes all others."""
-        return {name: error for name, error in self.errors.items() if (name == "out") == (direction == "forward")}
-
 
 def verdict(
     case: Case,

@@ -14,20 +14,12 @@ from attn_exp.core.errors import UserError
 from attn_exp.core.options import Options, config_dir_option, option
 from attn_exp.core.sheet import FORMATS
 from attn_exp.core.text import colours, terminal_width
-from attn_exp.core.values import one_of
+from attn_exp.core.values import one_of, rows
 from attn_exp.results.there import HOME
 
 if TYPE_CHECKING:
     from attn_exp.core.sheet.sheet import Page
     from attn_exp.reproduce.judged import Measured
-
-
-def _rows(key: str, value: str) -> int | None:
-    if value == "all":
-        return None
-    if not value.isdecimal() or not int(value):
-        raise UserError(f"{key}={value} is no number of rows: write {key}=20, or {key}=all")
-    return int(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +35,7 @@ class ReproduceOptions(Options):
         "NAME",
         example="attn-exp reproduce cudnn_frontend_h200",
     )
-    rows: int | None = option("how many of a sweep's jobs to measure again, or all", "ROWS", default="20", read=_rows)
+    rows: int | None = option("how many of a sweep's jobs to measure again, or all", "ROWS", default="20", read=rows)
     where: str | None = option(
         'which figures: where="causal and library=FA3 and status=not_run", in the language of compare; the fields are '
         "those of a case, and source, id, library, backend, gpu, pass, status, deterministic",

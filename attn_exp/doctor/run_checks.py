@@ -146,8 +146,6 @@ def run(device: str) -> int:
         device=device_key(bench.machine.environment),
         margin=bench.margin,
         ceilings=bench.machine.ceilings_for("bfloat16" if device == "cuda" else "float32"),
-        measured_at=time.time(),
-        comparisons=bench.comparisons,
     )
     margin = f"the margin {100 * calibration.margin:.2f} %"
     try:

@@ -15,15 +15,13 @@ from attn_exp.core.stats.paired import MARGIN_FLOOR
 class Calibration:
     """The margin and ceilings of one device.
 
-    `margin` is the smallest relative difference that is meaningful on the device, from so many A/A `comparisons`.
-    `ceilings` are FLOP/s of matrix products and bytes/s of copies, for information. `device` is from `device_key`.
+    `margin` is the smallest relative difference that is meaningful on the device. `ceilings` are FLOP/s of matrix
+    products and bytes/s of copies, for information. `device` is from `device_key`.
     """
 
     device: str
     margin: float
     ceilings: dict[str, float] = field(default_factory=dict)
-    measured_at: float = 0.0
-    comparisons: int = 0
 
 
 def device_key(environment: dict[str, Any]) -> str:

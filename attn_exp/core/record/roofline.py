@@ -26,7 +26,6 @@ class Roof:
         compulsory: FLOP per compulsory byte.
         measured: whether `ncu` counted the bytes.
         roof: the highest FLOP/s at `intensity`.
-        ridge: the FLOP per byte from which compute throughput and no longer memory limits the roof.
         of_compute: `rate` as a share of the measured compute ceiling.
         of_memory: the pass's bytes/s as a share of the measured memory ceiling.
         bound: the resource that bounds the pass.
@@ -38,7 +37,6 @@ class Roof:
     compulsory: float
     measured: bool
     roof: float
-    ridge: float
     of_compute: float
     of_memory: float
     bound: Bound
@@ -106,7 +104,6 @@ def roof_of(record: Record, direction: str) -> Roof | None:
         compulsory=work.flops / work.least_bytes,
         measured=counted > 0,
         roof=min(top, work.flops / moved * speed),
-        ridge=top / speed,
         of_compute=rate / top,
         of_memory=of_memory,
         bound=_bound(record, direction, rate / top, of_memory),
