@@ -80,13 +80,6 @@ def _from_environment(written: Mapping[str, Any]) -> dict[str, Any]:
     return {key: leaves[key] for key in sorted(taken) if not key.startswith("tracker.")}
 
 
-def is_dry_run(config: DictConfig) -> bool:
-    """Return whether to list the jobs and start none. Raises UserError unless `dry_run` is true or false."""
-    if not isinstance(config.dry_run, bool):
-        raise UserError(f"dry_run={config.dry_run} is neither true nor false")
-    return config.dry_run
-
-
 def isolation_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of `make_isolation` from a whole configuration."""
     return {**options["isolation"], "profiler_timeout_s": options["profiler_timeout_s"]}

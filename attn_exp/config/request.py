@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 from dataclasses import fields, replace
 from typing import Any
@@ -23,7 +24,7 @@ from attn_exp.core.source import described, identity
 REGIMES = ("burst", "sustained")
 COMPILE_MODES = ("none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 # Keys whose values are true and false, and those with a list of values.
-_SWITCHES = ("deterministic", "determinism", "accumulate", "caches")
+_SWITCHES = (*("deterministic", "determinism", "accumulate", "caches"), *("dry_run", "save_plots", "quiet", "private"))
 _CHOICES = {"regime": REGIMES, "l2": ("cold", "written"), "gold": ("float32", "float64", "eager")}
 # Options that are younger than the identity, as every job has them that does not set them.
 _LATER = {"inputs": NORMAL, "determinism": False, "accumulate": False, "gold": "float32"}
@@ -142,6 +143,9 @@ def _check_whole(config: dict[str, Any]) -> None:
     for key, choices in _CHOICES.items():
         if config[key] not in choices:
             raise UserError(f"{key}={config[key]} is not one of {', '.join(choices)}")
+    wait_s = config["gpu_wait_s"]
+    if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or not 0 <= wait_s < math.inf:
+        raise UserError(f"gpu_wait_s={wait_s} is not a number of seconds: write gpu_wait_s=3600")
 
 
 def resolve_device(device: str, gpus: list[GpuInfo]) -> tuple[str, list[GpuInfo]]:

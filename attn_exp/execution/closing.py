@@ -57,9 +57,6 @@ class Output:
     @staticmethod
     def of(options: Mapping[str, Any]) -> "Output":
         """Return what a resolved configuration asks for. Raises UserError."""
-        for name in ("save_plots", "quiet"):
-            if not isinstance(options[name], bool):
-                raise UserError(f"{name}={options[name]} is neither true nor false")
         for name, choices in (("format", FORMATS), ("show", SHOWN)):
             if options[name] not in choices:
                 raise UserError(f"{name}={options[name]} is none of {', '.join(choices)}")

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -116,15 +115,9 @@ def open_context(
     folder = Path(os.path.realpath(options["folder"]))
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     exclusive, ours = contextlib.ExitStack(), kind == "duel"
-    private = options.get("private", False)
-    if not isinstance(private, bool):
-        raise UserError(f"private={private} is neither true nor false")
-    wait_s = options["gpu_wait_s"]
-    if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or not 0 <= wait_s < math.inf:
-        raise UserError(f"gpu_wait_s={wait_s} is not a number of seconds: write gpu_wait_s=3600")
     try:
         # A private sweep stays private, whatever a later command says.
-        private = private or is_private(folder)
+        private = options.get("private", False) or is_private(folder)
         if private:
             exclusive.callback(os.umask, os.umask(PRIVATE))
         _check_ours(folder)

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from attn_exp.config.compose import compose_config, is_dry_run, new_sweep_name, resolved_config
+from attn_exp.config.compose import compose_config, new_sweep_name, resolved_config
 from attn_exp.config.request import request_from_config
 from attn_exp.core.errors import UserError
 from attn_exp.core.files import remove, write_whole
@@ -90,7 +90,7 @@ def run_duel(
     first = next(iter(configs.values()))
     # Text that is printed now would stand behind its line.
     line.close()
-    if is_dry_run(first):
+    if first.dry_run:
         print("\n".join(f"would run {request.label}: {request.case.label()}" for request in requests))
         return True
     options = next(iter(resolved.values()))

@@ -18,7 +18,7 @@ from hydra.core.utils import setup_globals
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from attn_exp.config.compose import dictionary, is_dry_run
+from attn_exp.config.compose import dictionary
 from attn_exp.core.case.case import Case
 from attn_exp.core.errors import UserError, nearest
 from attn_exp.core.host.nvml import GpuInfo
@@ -98,7 +98,7 @@ class _ProductSweep:
         )
         for line in self._composer.lacking(self._jobs):
             self._session.progress.note(line)
-        if every or is_dry_run(self._config):
+        if every or self._config.dry_run:
             # That of the first job, as in a sweep that runs.
             folder = Path(os.path.realpath(str(self._composer.case(self._jobs[0]).folder)))
             planned = {overrides: checked.get(overrides) or request(overrides) for overrides in self._jobs}
@@ -107,7 +107,7 @@ class _ProductSweep:
                 if every:
                     self._keep([one for one, there in zip(planned, asked, strict=True) if there is planned[one]])
                 planned |= zip(planned, asked, strict=True)
-            if is_dry_run(self._config):
+            if self._config.dry_run:
                 print_plan(self._session, [planned[overrides] for overrides in self._jobs], folder, of_sweep=True)
                 return
         self._session.progress.total = len(self._jobs)

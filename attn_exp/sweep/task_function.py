@@ -14,7 +14,6 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from attn_exp.config.compose import is_dry_run
 from attn_exp.core.case.fields import case_columns
 from attn_exp.core.errors import UserError
 from attn_exp.core.record.record import Record
@@ -47,7 +46,7 @@ class SessionTask:
         try:
             _check_launcher()
             request = self.session.request(config)
-            if is_dry_run(config):
+            if config.dry_run:
                 folder = Path(os.path.realpath(str(config.folder)))
                 print_plan(self.session, possible([request], folder, self.session.progress), folder)
                 return math.inf
@@ -79,7 +78,7 @@ class RecordsTask(SessionTask):
         impossible = [one for one in asked.values() if isinstance(one, UserError)]
         if not cases:
             raise SystemExit(impossible[0])
-        if is_dry_run(config):
+        if config.dry_run:
             folder = Path(os.path.realpath(str(config.folder)))
             print_plan(self.session, possible([*asked.values()], folder, self.session.progress), folder, of_sweep=True)
             return math.inf
