@@ -27,8 +27,6 @@ _MARKER = (
 )
 # Only one of the two takes these.
 _OF_A_DUEL = ("margin", "undecided")
-_KEYS = ("case", *_OF_A_DUEL, "causal", "align", "scale", "reference", "passes", "stopping", "timer", "l2", "regime",
-         "seed", "compile")  # fmt: skip
 _INI = {"margin": "the margin of attn_exp.assert_not_slower: 3%", "undecided": "what undecided is: fail or warn"}
 
 
@@ -75,16 +73,12 @@ class Guard:
 @pytest.fixture(name="attn_exp")
 def _guard(request: pytest.FixtureRequest) -> Guard:
     """Return the asserts of `attn_exp`, with the arguments of the test's marker."""
-    from attn_exp.core.errors import UserError, nearest
+    from attn_exp.core.errors import UserError
 
     given = {name: value for name in _INI if (value := request.config.getini(f"attn_exp_{name}"))}
     # The nearest marker last, so that a test's own overrides that of its module.
     for marker in reversed(list(request.node.iter_markers("attn_exp"))):
         if marker.args:
             raise UserError(f"the marker attn_exp takes names: write attn_exp(case={marker.args[0]!r})")
-        for name in marker.kwargs:
-            if name not in _KEYS:
-                near = nearest(name, _KEYS)
-                raise UserError(f"the marker attn_exp has no '{name}': {near}it takes {', '.join(_KEYS)}")
         given |= marker.kwargs
     return Guard(given)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
 
     # q, k and v; or a case as overrides, `"batch=2 causal=true"` or `{"batch": 2}`, whose tensors are drawn.
-    Given: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor] | str | Mapping[str, Any] | Case
+    Given: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor] | str | Mapping[str, Any]
 
 Outcome = Literal["not slower", "slower", "undecided"]
 # The keys of `attn-exp run` that say a case, and how its tensors are drawn.
@@ -165,14 +165,12 @@ def _case_and_tensors(given: "Given", asked: Asked) -> "tuple[Case, tuple[torch.
     return case, draw_tensors(case, device, seed)
 
 
-def _composed(given: "str | Mapping[str, Any] | Case") -> tuple[Case, str, int]:
+def _composed(given: str | Mapping[str, Any]) -> tuple[Case, str, int]:
     """Return a case, where its tensors are to be drawn, and their seed."""
     if isinstance(given, str):
         overrides = shlex.split(given)
     elif isinstance(given, Mapping):
         overrides = overrides_of(given)
-    elif isinstance(given, Case):
-        overrides = []
     else:
         raise UserError(f"the case is a {type(given).__name__}: give (q, k, v), or text as 'batch=2 seq_len=512'")
     for override in overrides:
@@ -185,8 +183,7 @@ def _composed(given: "str | Mapping[str, Any] | Case") -> tuple[Case, str, int]:
     with hydra_aside():
         config = resolved_config(compose_config(overrides, "guard"), overrides)
     request = request_from_config(config, visible_gpus())
-    case = given if isinstance(given, Case) else request.case
     for field in ("sink", "bias", "latent", "page_size"):
-        if getattr(case, field):
+        if getattr(request.case, field):
             raise UserError(f"a function of q, k and v {FEATURES[field].has_not()}")
-    return case, request.device, request.measuring.seed
+    return request.case, request.device, request.measuring.seed
