@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from attn_exp.comparison.ranking import Ranking, by_group, is_tie, rank, winners
 from attn_exp.comparison.ratio import Ratio, Spreads, gain, geometric_mean, ratio, times_text, uncertainty
-from attn_exp.core.host.cpu import count_of
+from attn_exp.core.host.cpu import numbers_of
 from attn_exp.core.text import and_text
 from attn_exp.results.cell import Cell, ChosenMetric, cells_of
 from attn_exp.results.duel_command import Duel
@@ -228,7 +228,7 @@ def _noise(groups: Sequence[Sequence[Ranking]], unmeasured: int) -> str:
     if 2 * unmeasured <= len(groups) or not noisy:
         return ""
     busiest = max(noisy, key=lambda result: result.others)
-    processors = count_of(str(busiest.environment.get("cpu_affinity")))
+    processors = len(numbers_of(str(busiest.environment.get("cpu_affinity"))))
     why = f"other programs used {busiest.others:.1f} of {processors} processors"
     why = why if busiest.others >= 0.1 else "intervals are wider than +-25 %"
     return f"not measured well enough in {unmeasured} of {len(groups)} rows: {why}"

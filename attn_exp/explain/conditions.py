@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from attn_exp.core.host.cpu import numbers_of
 from attn_exp.core.record.checked import Judged, told
 from attn_exp.core.record.record import PassRecord, Record
 from attn_exp.core.record.window import Window
@@ -101,7 +102,7 @@ def _gpu(record: Record, facts: Mapping[str, Any]) -> list[str]:
         if dtype == name and facts.get(f"{prefix}_reduced_precision_reduction") is False:
             lines.append(f"PyTorch's {name} products add in float32 only, which is not its default")
     near, nodes = facts.get("gpu_numa_node"), facts.get("numa_nodes")
-    if near is not None and nodes is not None and near not in _numbers(nodes):
+    if near is not None and nodes is not None and near not in numbers_of(nodes):
         lines.append(f"the worker ran on memory node {nodes}, and the GPU is attached to node {near}")
     return lines
 
@@ -110,24 +111,15 @@ def _cpu(facts: Mapping[str, Any]) -> list[str]:
     lines, governor, nodes = [], facts.get("cpu_governor"), facts.get("numa_nodes")
     if governor not in (None, "performance"):
         lines.append(f"the processor's governor was {governor}, which may change its clock")
-    cpus, threads = _numbers(facts.get("cpu_affinity", "")), facts.get("cpu_threads", 0)
+    cpus, threads = numbers_of(facts.get("cpu_affinity", "")), facts.get("cpu_threads", 0)
     if cpus and threads > len(cpus):
         lines.append(f"{threads} threads shared the processors {facts['cpu_affinity']}")
-    if nodes is not None and len(_numbers(nodes)) > 1:
+    if nodes is not None and len(numbers_of(nodes)) > 1:
         lines.append(f"the threads could run on several memory nodes, {nodes}")
     chosen = str(facts.get("cpu_capability", ""))
     if chosen in ("DEFAULT", "AVX2") and "avx512f" in str(facts.get("cpu_instruction_sets", "")).split():
         lines.append(f"PyTorch used {chosen}, and the processor has AVX512")
     return lines
-
-
-def _numbers(ranges: str) -> list[int]:
-    """Return the numbers of a text such as `0-3,8`."""
-    numbers: list[int] = []
-    for part in filter(None, ranges.split(",")):
-        first, _, last = part.partition("-")
-        numbers += range(int(first), int(last or first) + 1)
-    return numbers
 
 
 def judged_lines(record: Record) -> list[str]:

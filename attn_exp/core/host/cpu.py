@@ -48,9 +48,10 @@ def ranges(numbers: Iterable[int]) -> str:
     return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
 
 
-def count_of(text: str) -> int:
-    """Return how many numbers `ranges` wrote."""
-    return sum(int(last or first) - int(first) + 1 for first, last in re.findall(r"(\d+)(?:-(\d+))?", text))
+def numbers_of(text: str) -> list[int]:
+    """Return the numbers that `ranges` wrote."""
+    parts = re.findall(r"(\d+)(?:-(\d+))?", text)
+    return [number for first, last in parts for number in range(int(first), int(last or first) + 1)]
 
 
 def governor(cpus: Collection[int], root: Path = _ROOT) -> str | None:
