@@ -9,7 +9,7 @@ from attn_exp.comparison.comparison import case_order
 from attn_exp.core.case.fields import case_columns
 from attn_exp.core.source import short
 from attn_exp.results.cell import Cell
-from attn_exp.results.fields import distinct
+from attn_exp.results.fields import OF_MEASURING, distinct
 from attn_exp.results.result import Result
 
 
@@ -58,18 +58,19 @@ def comparable_groups(cells: Sequence[Cell]) -> list[list[Cell]]:
 WAYS: dict[str, Callable[[Result], str]] = {
     "gpu": lambda result: result.device_name,
     "device": lambda result: result.device,
-    **{name: attrgetter(f"measuring.{name}") for name in ("timer", "regime", "l2", "inputs")},
+    **{name: attrgetter(f"measuring.{name}") for name in OF_MEASURING},
     "accumulate": lambda result: "true" if result.measuring.accumulate else "false",
-    "gold": attrgetter("measuring.gold"),
     "power_limit_w": lambda result: str(result.environment.get("power_limit_w")),
     "method_version": lambda result: result.method_version,
 }
 
 
+_of_measuring = attrgetter(*(f"measuring.{name}" for name in OF_MEASURING))
+
+
 def method_key(result: Result) -> tuple[Any, ...]:
     """Return how a result was measured, as far as different ways are not comparable."""
-    way = result.measuring
-    return result.device, way.timer, way.regime, way.l2, way.inputs, way.accumulate, way.gold
+    return result.device, *_of_measuring(result)
 
 
 def machine(result: Result) -> tuple[Any, ...] | None:

@@ -16,7 +16,7 @@ from attn_exp.results.cell import Cell, metric_names
 
 Item = TypeVar("Item")
 # How a job was measured, as far as it tells rows of one case apart.
-WAYS = ("timer", "regime", "l2", "inputs", "accumulate", "gold")
+OF_MEASURING = ("timer", "regime", "l2", "inputs", "accumulate", "gold")
 _OWN: dict[str, Getter] = {
     "backend": lambda cell: cell.result.label,
     "model": lambda cell: cell.result.model,
@@ -25,7 +25,7 @@ _OWN: dict[str, Getter] = {
     "seq_len": lambda cell: max(cell.result.case.q_len, cell.result.case.kv_len),
     "embed_dim": lambda cell: cell.result.case.embed_dim,
     "device": lambda cell: cell.result.device,
-    **{name: attrgetter(f"result.measuring.{name}") for name in WAYS},
+    **{name: attrgetter(f"result.measuring.{name}") for name in OF_MEASURING},
     "caches": lambda cell: cell.result.caches,
     "source": lambda cell: short(cell.result.source),
     "sweep": lambda cell: cell.result.sweep,

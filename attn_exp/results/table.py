@@ -19,13 +19,10 @@ from attn_exp.core.sheet.sheet import Column, Sheet, sheet_of, split
 from attn_exp.core.source import commit
 from attn_exp.core.text import SHORT, WIDTH, figures, filled, flat, half_text, plain, word
 from attn_exp.results.cell import metric_names, passes_shown
-from attn_exp.results.fields import WAYS
+from attn_exp.results.fields import OF_MEASURING
 from attn_exp.results.result import Result, named
 
-_CASE_NAMES = (
-    *("model", "seq_len", *case_columns(), "embed_dim"),
-    *("timer", "regime", "l2", "inputs", "accumulate", "gold", "seed", "device"),
-)
+_CASE_NAMES = (*("model", "seq_len", *case_columns(), "embed_dim", *OF_MEASURING, "seed", "device"),)
 # How many pairs of timers that disagree a table lists.
 _OPINIONS = 5
 FORMATS = ("table", "json", "csv", "markdown")
@@ -143,7 +140,7 @@ def _every_column(results: Sequence[Result]) -> Sheet:
             (_column("model"), lambda result: result.model),
             *((_column(name), partial(_of_case, name)) for name in (*case_columns(), "embed_dim")),
             (_column("device"), lambda result: result.device),
-            *((_column(name), attrgetter(f"measuring.{name}")) for name in WAYS),
+            *((_column(name), attrgetter(f"measuring.{name}")) for name in OF_MEASURING),
             (_column("caches"), lambda result: result.caches),
             (_column("source"), lambda result: result.source.get("sha256", "")[:16]),
             (_column("source_commit"), lambda result: commit(result.source)),
