@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 from attn_exp.comparison.environment import Difference
 from attn_exp.core.case.case import PASSES, Case
 from attn_exp.core.case.fields import case_columns
-from attn_exp.core.frames import frame
 from attn_exp.core.sheet.sheet import Sheet
 from attn_exp.core.sheet.web import html_table
 from attn_exp.results.cell import Cell, ChosenMetric
 from attn_exp.results.fields import sortable
-from attn_exp.results.read import Sweep
+from attn_exp.results.read import Sweep, frame
 from attn_exp.results.result import Result
 
 if TYPE_CHECKING:

@@ -4,12 +4,12 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
 import msgspec
 
-from attn_exp.config.kept import kept_config
 from attn_exp.core.case.case import NORMAL, PASSES, WORKLOADS, Case
 from attn_exp.core.case.features import PAGES
 from attn_exp.core.case.fields import case_from_config
@@ -19,7 +19,9 @@ from attn_exp.core.errors import UserError, check_name, nearest
 from attn_exp.core.host.nvml import GpuInfo
 from attn_exp.core.record.request import Compile, Measuring, Request, backend_label
 from attn_exp.core.record.status import STATUSES
+from attn_exp.core.redaction import held_secret
 from attn_exp.core.source import described, identity
+from attn_exp.core.text import flat
 
 REGIMES = ("burst", "sustained")
 COMPILE_MODES = ("none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -40,6 +42,12 @@ _KINDS = {bool: "neither true nor false", int: "not a whole number from 1 on", l
 # Every configuration has these groups, and these keys in them.
 _GROUPS = ("model", "dtype", "inputs", "backend", "timer", "isolation", "tracker", "stopping", "compile")
 _INSIDE = (("timer", "name"), ("timer", "also"), ("dtype", "name"), ("inputs", "name"))
+# Not kept in the record: where results go does not describe the job, and a tracking URI may hold a password.
+_NOT_KEPT = (
+    *("tracker", "folder", "dry_run", "save_plots", "columns", "show", "format", "quiet", "private", "gpu_wait_s"),
+)
+# A worker needs the values of these.
+_BY_VALUE = ("backend", "compile", "profiler", "timer")
 
 
 def chosen_profilers(config: dict[str, Any]) -> tuple[dict[str, Any], ...]:
@@ -81,7 +89,7 @@ def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
     """
     _check_whole(config)
     # First: a variable of the environment is not told as an option that does not exist.
-    kept = kept_config(config)
+    kept = _kept(config)
     try:
         case = case_from_config(config)
     except UserError as error:
@@ -125,6 +133,46 @@ def request_from_config(config: dict[str, Any], gpus: list[GpuInfo]) -> Request:
         config=kept,
     )
     return replace(request, job=f"{backend['name']}-{_identity(request)}")
+
+
+def _kept(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a record keeps of a resolved configuration: text from environment variables as `${oc.env:NAME}`.
+
+    Raises UserError if an option is a secret, or comes from the environment and could not be kept by name.
+    """
+    kept = {key: value for key, value in config.items() if key not in (*_NOT_KEPT, "from_environment")}
+    values = {key: str(value) for key, value in flat(kept).items()}
+    if (name := held_secret(values.values())) is not None:
+        key = next(key for key, value in values.items() if held_secret([value]))
+        raise UserError(
+            f"{key} holds the value of the variable {name}, and would be kept in the record: let the backend read the "
+            f"variable itself, with isolation.variables=[{name}]"
+        )
+    for key, written in config.get("from_environment", {}).items():
+        kept = _by_name(kept, key, written)
+    return kept
+
+
+def _by_name(kept: Mapping[str, Any], key: str, written: Any) -> dict[str, Any]:
+    """Return the kept configuration with the text of one key as it was written."""
+    changed = group = {**kept}
+    *parents, last = key.split(".")
+    for name in parents:
+        if not isinstance(group.get(name), dict):
+            return changed
+        group[name] = group = {**group[name]}
+    value = group.get(last)
+    if not any(isinstance(one, str) for one in (value if isinstance(value, list) else [value])):
+        return changed
+    if key.partition(".")[0] in _BY_VALUE:
+        name = (re.findall(r"oc\.env:\s*(\w+)", str(written)) or ["NAME"])[0]
+        raise UserError(
+            f"{key} comes from the environment ({written}), and would be kept in the record: let the backend read the "
+            f"variable itself, with isolation.variables=[{name}]"
+        )
+    if isinstance(value, str):
+        group[last] = written
+    return changed
 
 
 def _check_whole(config: dict[str, Any]) -> None:

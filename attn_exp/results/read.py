@@ -3,7 +3,7 @@
 import fnmatch
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from attn_exp.core.case.fields import case_columns
 from attn_exp.core.errors import RecordError, UserError, nearest
 from attn_exp.core.files import read_whole, short_text
-from attn_exp.core.frames import frame
 from attn_exp.core.record.file import FILE_NAME
 from attn_exp.core.record.record import Record
 from attn_exp.core.redaction import redacted
@@ -145,6 +144,15 @@ def read_files(paths: Iterable[Path], *, missing_is_broken: bool) -> tuple[tuple
         except RecordError as error:
             broken.append(str(error))
     return tuple(results), tuple(broken)
+
+
+def frame(rows: Sequence[Mapping[str, Any]]) -> "pandas.DataFrame":
+    """Return rows as a pandas DataFrame, which is imported only here. Raises UserError if pandas is not installed."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise UserError("data frames need pandas, which is not installed: pip install pandas") from error
+    return pandas.DataFrame(list(rows))
 
 
 def counted_of(n: int, planned: int | None, noun: str) -> str:
