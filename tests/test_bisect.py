@@ -200,7 +200,7 @@ def test_a_package_is_searched_and_goes_on(wheels, tmp_path, monkeypatch, capsys
     monkeypatch.setattr("attn_exp.bisect.measuring.ROUNDS_OF_A_PROCESS", 100)
     small = ["model.q_heads=1", "model.kv_heads=1", "model.head_dim=16", "seq_len=16", "dtype=fp32", "device=cpu",
              "stopping.budget_s=0.02"]  # fmt: skip
-    words = ["good=slowly==1.0b8", "bad=slowly==1.0b14", f"wheels={wheels}", "backend._target_=slowly.Attention",
+    words = ["good=slowly==1.0b10", "bad=slowly==1.0b13", f"wheels={wheels}", "backend._target_=slowly.Attention",
              "state=state", *small]  # fmt: skip
     code = bisect.main(words)
     out = capsys.readouterr().out
