@@ -77,6 +77,8 @@ def test_an_expression_selects_cells(cells, expression, meaning):
         ("backend(3)", r"'backend\(3\)' is not supported"),
         ("backend in ()", r"'\(\)' is not supported"),
         ("lengths == two", r"lengths is never 'two': its values are \[512,1536\]"),
+        ("batch == 4 or " * 20_000 + "causal", "has 280,006 characters; the limit is 10,000"),
+        ("(not " * 99 + "causal" + ")" * 99, "nested too deeply"),
         ("batch > 4096", "matches none of"),
     ],
 )

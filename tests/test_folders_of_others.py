@@ -10,7 +10,7 @@ import sweeps
 from attn_exp.commands.compare import main as compare_main
 from attn_exp.commands.explain import main as explain_main
 from attn_exp.commands.log import main as log_main
-from attn_exp.core.files import read_whole
+from attn_exp.core.files import SHORT_BYTES, read_whole
 from attn_exp.core.record.file import FILE_NAME
 from attn_exp.results.read import read_folder, typed_command
 from attn_exp.results.store import place_identity, sweep_identity
@@ -83,5 +83,9 @@ def test_odd_things_beside_the_records_stop_nobody(folder: Path, capsys: pytest.
     out, err = capsys.readouterr()
     assert "Traceback" not in out + err
     assert "2 records, 2 new" in out
+    for name in ("sweep.id", "command.txt"):
+        # Of an endless file nothing is read, although its words would do.
+        (folder / name).unlink()
+        (folder / name).write_text("0" * 32 + " " * SHORT_BYTES)
     assert sweep_identity(folder) == place_identity(folder)
     assert typed_command(folder) == ""

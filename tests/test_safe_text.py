@@ -1,8 +1,8 @@
-"""Names and reasons may contain what Markdown would render: it is shown literally."""
+"""Names and reasons may contain what Markdown or a spreadsheet would render: it is shown literally."""
 
 import pytest
 
-from attn_exp.core.sheet.render import grid, markdown_text, sheet_markdown
+from attn_exp.core.sheet.render import grid, markdown_text, sheet_csv, sheet_markdown
 from attn_exp.core.sheet.sheet import Column, Sheet, commands_of, sheet_of
 
 
@@ -23,6 +23,11 @@ def test_markdown_shows_it_literally(text: str, shown: str) -> None:
 def test_heads_of_a_table_are_literal_too():
     (heads, *_) = sheet_markdown(sheet_of([{"<img src=x> | b": "*fast"}])).splitlines()
     assert heads.split("  ")[0] == r"| &lt;img src=x> \| b"
+
+
+def test_a_spreadsheet_runs_no_formula_of_a_cell():
+    rows = [{"name": "=1+1", "less": -1.5, "text": "-1.5e-3", "other": "-A1", "at": "@SUM(A1)"}]
+    assert sheet_csv(sheet_of(rows)).splitlines()[1] == "'=1+1,-1.5,-1.5e-3,'-A1,'@SUM(A1)"
 
 
 def test_commands_with_names_of_a_record_command_no_terminal():

@@ -9,7 +9,7 @@ import msgspec
 
 from attn_exp.comparison.join import machine, method_key
 from attn_exp.core.errors import NOT_DECODED, UserError, is_inside
-from attn_exp.core.files import read_whole
+from attn_exp.core.files import SHORT_BYTES, read_whole
 from attn_exp.core.record.file import VERDICTS_NAME
 from attn_exp.core.record.request import DUEL_NAME
 from attn_exp.core.source import short
@@ -50,7 +50,7 @@ def _read_duel(folder: Path, home: Path) -> Iterator[tuple[Result, Result, str, 
     if not (folder / DUEL_NAME).is_file() or not is_inside(path, home):
         return
     try:
-        by_pass = msgspec.json.decode(read_whole(path), type=dict[str, list[_Pair]])
+        by_pass = msgspec.json.decode(read_whole(path, SHORT_BYTES), type=dict[str, list[_Pair]])
         # A rival's folder begins with its letter, as its label does.
         rivals = {result.job.partition("-")[0]: result for result in read_folder(folder).results}
     except (OSError, UserError, *NOT_DECODED):

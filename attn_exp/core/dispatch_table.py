@@ -14,7 +14,7 @@ from attn_exp.core.case.features import FEATURES
 from attn_exp.core.case.masks import NO_NUMBER, Numbered
 from attn_exp.core.case.near import beyond, distance, kind_of
 from attn_exp.core.errors import NOT_DECODED, UserError, brief
-from attn_exp.core.files import read_whole, write_whole
+from attn_exp.core.files import SHORT_BYTES, read_whole, write_whole
 
 SCHEMA = 1
 # The plain file for other programs; docs/picking.md has its fields.
@@ -26,6 +26,8 @@ _AGAIN = "attn-exp pick SWEEP out=FILE makes one"
 # The facts that times on a device depend on, besides the packages of backends.
 _FACTS = {"cuda": ("gpu", "cuda", "cudnn", "driver"), "cpu": ("cpu", "cpu_threads")}
 _PACKAGES = {"cuda": ("torch", "triton"), "cpu": ("torch",)}
+# Large tables have some thousand buckets of about a kilobyte.
+_LARGEST = 16 * SHORT_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +139,7 @@ def read_table(path: Path) -> DispatchTable:
     Raises UserError if the file cannot be read, has another schema, is no table, or was changed since it was written.
     """
     try:
-        whole = msgspec.json.decode(read_whole(path))
+        whole = msgspec.json.decode(read_whole(path, _LARGEST))
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): {_AGAIN}") from error
     except NOT_DECODED as error:

@@ -77,20 +77,29 @@ def own_folder(path: Path) -> Path:
     return path
 
 
+# More than a command that the system starts (ARG_MAX is 2 MiB), for files that hold one, or a word.
+SHORT_BYTES = 4 << 20
+
+
 def short_text(path: Path) -> str:
     """Return the text of a file that holds a command or a word; empty if it cannot be read, or is a link elsewhere."""
     try:
-        return read_whole(path).decode().strip() if is_inside(path, path.parent) else ""
+        return read_whole(path, SHORT_BYTES).decode().strip() if is_inside(path, path.parent) else ""
     except (OSError, UnicodeDecodeError):
         return ""
 
 
-def read_whole(path: Path) -> bytes:
-    """Return a file's content. Raises OSError, also for a pipe or a device, whose reading might never end."""
+def read_whole(path: Path, most: int | None = None) -> bytes:
+    """Return a file's content.
+
+    Raises OSError, also for a pipe or a device, whose reading might never end, and for more than `most` bytes.
+    """
     # Opening a pipe to read waits for a writer otherwise.
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is not a file", str(path))
+        if most is not None and os.fstat(file.fileno()).st_size > most:
+            raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
         return file.read()
 
 

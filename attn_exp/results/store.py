@@ -7,7 +7,7 @@ import uuid
 from pathlib import Path
 
 from attn_exp.core.errors import is_inside
-from attn_exp.core.files import read_whole, short_text, write_first, write_whole
+from attn_exp.core.files import SHORT_BYTES, read_whole, short_text, write_first, write_whole
 from attn_exp.core.record.file import sound_record
 from attn_exp.core.record.record import METHOD_VERSION, Record
 from attn_exp.core.record.request import Request
@@ -61,7 +61,7 @@ def sweep_identity(folder: Path) -> str:
         if not path.exists():
             write_first(path, f"{uuid.uuid4().hex}\n".encode())
     try:
-        identity = read_whole(path).decode().strip()
+        identity = read_whole(path, SHORT_BYTES).decode().strip()
     except (OSError, UnicodeDecodeError):
         identity = ""
     return identity if re.fullmatch("[0-9a-f]{32}", identity) else place_identity(folder)

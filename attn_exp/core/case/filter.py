@@ -40,6 +40,9 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 }
 _SIGNS = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
 _EXAMPLE = 'for example where="causal and seq_len >= 4096"'
+_LONGEST, _DEEPEST = 10_000, 50
+# How many characters of an expression an error message repeats.
+_SHOWN = 200
 
 
 @dataclass(frozen=True)
@@ -79,12 +82,15 @@ class Filter:
         self._constants: list[Any] = []
         self._atoms: list[re.Match[str]] = []
         self._values: dict[str, Sequence[Any]] = {}
-        self.shown = f'where="{printable(expression)}"'
+        shown = printable(expression[: _SHOWN + 1])
+        self.shown = f'where="{shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "..."}"'
+        if len(expression) > _LONGEST:
+            raise self._error(f"it has {len(expression):,} characters; the limit is {_LONGEST:,}")
         self._spelled = "".join(map(self._spell, _ATOM.finditer(expression))).strip()
 
     def test(self) -> Test:
         """Return a function that evaluates the expression for an object. Raises UserError if it is invalid."""
-        return self._condition(self._parsed())
+        return self._condition(self._parsed(), 0)
 
     def conjuncts(self) -> tuple[Conjunct, ...]:
         """Return the conditions that `and` joins; all of them hold where the expression does.
@@ -98,7 +104,7 @@ class Filter:
                 tree += reversed(node.values)
                 continue
             self._names, self._constants = set(), []
-            test = self._condition(node)
+            test = self._condition(node, 0)
             conjuncts.append(Conjunct(test, frozenset(self._names), tuple(self._constants)))
         return tuple(conjuncts)
 
@@ -120,15 +126,17 @@ class Filter:
         self._atoms.append(match)
         return f" _{len(self._atoms) - 1}_ "
 
-    def _condition(self, node: ast.expr) -> Test:
+    def _condition(self, node: ast.expr, depth: int) -> Test:
+        if depth > _DEEPEST:
+            raise self._error("it is nested too deeply")
         match node:
             case ast.BoolOp(op, values):
-                tests = [self._condition(value) for value in values]
+                tests = [self._condition(value, depth + 1) for value in values]
                 if isinstance(op, ast.Or):
                     return lambda subject: any(test(subject) for test in tests)
                 return lambda subject: all(test(subject) for test in tests)
             case ast.UnaryOp(ast.Not(), operand):
-                test = self._condition(operand)
+                test = self._condition(operand, depth + 1)
                 return lambda subject: not test(subject)
             case ast.Compare(left, ops, comparators):
                 sides = [left, *comparators]

@@ -22,6 +22,8 @@ from attn_exp.core.text import WIDTH, filled, printable, uncontrolled
 # A terminal shows the first few duel commands; files have all.
 _COMMANDS_SHOWN = 8
 _COLOURS: dict[Tone, str] = {"good": "32", "bad": "31", "open": "33", "best": "1"}
+# A spreadsheet takes this for a formula (OWASP, CSV injection); numbers may begin with a sign.
+_FORMULA = re.compile(r"[=@\t\r]|[+-](?![\d.]|inf|nan)")
 # Not brackets that no address can follow, as those of an interval, nor underscores, which mean nothing within a word.
 _MARKED_UP = re.compile(r"([\\`*|]|\](?=[(\[:])|~(?=~))")
 
@@ -104,12 +106,16 @@ def sheet_markdown(sheet: Sheet, limit: int | None = None) -> str:
 
 
 def sheet_csv(sheet: Sheet, limit: int | None = None) -> str:
-    """Return a sheet as CSV: fractions with six digits."""
+    """Return a sheet as CSV: fractions with six digits, and an apostrophe before what a spreadsheet would run."""
     names = [column.name for column in sheet.columns if column.joined is None]
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerows([names, *(row.values() for row in sheet.dictionaries()[:limit])])
+    writer.writerows([names, *(map(_no_formula, row.values()) for row in sheet.dictionaries()[:limit])])
     return buffer.getvalue()
+
+
+def _no_formula(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
 
 
 def json_of(whole: Any) -> str:
