@@ -26,7 +26,7 @@ from attn_exp.core.text import flat
 REGIMES = ("burst", "sustained")
 COMPILE_MODES = ("none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 # Keys whose values are true and false, and those with a list of values.
-_SWITCHES = (*("deterministic", "determinism", "accumulate", "caches"), *("dry_run", "save_plots", "quiet", "private"))
+_SWITCHES = ("deterministic", "determinism", "accumulate", "caches", "dry_run", "save_plots", "quiet", "private")
 _CHOICES = {"regime": REGIMES, "l2": ("cold", "written"), "gold": ("float32", "float64", "eager")}
 # Options that are younger than the identity, as every job has them that does not set them.
 _LATER = {"inputs": NORMAL, "determinism": False, "accumulate": False, "gold": "float32"}
@@ -44,7 +44,16 @@ _GROUPS = ("model", "dtype", "inputs", "backend", "timer", "isolation", "tracker
 _INSIDE = (("timer", "name"), ("timer", "also"), ("dtype", "name"), ("inputs", "name"))
 # Not kept in the record: where results go does not describe the job, and a tracking URI may hold a password.
 _NOT_KEPT = (
-    *("tracker", "folder", "dry_run", "save_plots", "columns", "show", "format", "quiet", "private", "gpu_wait_s"),
+    "tracker",
+    "folder",
+    "dry_run",
+    "save_plots",
+    "columns",
+    "show",
+    "format",
+    "quiet",
+    "private",
+    "gpu_wait_s",
 )
 # A worker needs the values of these.
 _BY_VALUE = ("backend", "compile", "profiler", "timer")

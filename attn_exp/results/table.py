@@ -22,7 +22,7 @@ from attn_exp.results.cell import metric_names, passes_shown
 from attn_exp.results.fields import OF_MEASURING
 from attn_exp.results.result import Result, named
 
-_CASE_NAMES = (*("model", "seq_len", *case_columns(), "embed_dim", *OF_MEASURING, "seed", "device"),)
+_CASE_NAMES = ("model", "seq_len", *case_columns(), "embed_dim", *OF_MEASURING, "seed", "device")
 # How many pairs of timers that disagree a table lists.
 _OPINIONS = 5
 FORMATS = ("table", "json", "csv", "markdown")
