@@ -59,7 +59,13 @@ step_cudnn_notebook() {
   attn -m +experiment=cudnn_notebook sweep=cudnn_notebook save_plots=false
   keep cudnn_notebook backends
 }
-step_ten_way() { attn -m +experiment=ten_way sweep=ten_way save_plots=false; keep ten_way backends; }
+# Ten implementations, then with multi-query heads in the other layout.
+step_ten_way() {
+  attn -m +experiment=ten_way sweep=ten_way save_plots=false
+  keep ten_way backends
+  attn -m +experiment=ten_way model.kv_heads=1 layout=bshd sweep=ten_way_mqa save_plots=false
+  keep ten_way_mqa backends
+}
 step_flux() {
   attn -m +experiment=flux sweep=flux profiler.proton.lines=false save_plots=false
   keep flux backends
@@ -80,17 +86,26 @@ step_serving() {
 }
 step_decode_model() { mkdir -p "$out/serving"; python3 "$root/examples/decode_model.py" | tee "$out/serving/decode_model.txt"; }
 step_compile() { attn -m +experiment=compile sweep=compile save_plots=false; keep compile backends; }
-# torch.utils.benchmark.Timer beside our own timing, and orders of preference.
+# torch.utils.benchmark.Timer and the sum of kernels beside our own timing, and orders of preference.
 step_options() {
   local shape=(model=sdpa_bench batch=4 seq_len=2048 dtype=bf16 causal=true save_plots=false)
-  attn -m backend=flash,cudnn timer=auto,benchmark sweep=timers "${shape[@]}"
+  attn -m backend=flash,cudnn timer=auto,benchmark,kernel sweep=timers "${shape[@]}"
   attn -m backend=priority 'backend.order=[flash,math],[cudnn,flash],[math,efficient,flash]' sweep=priority "${shape[@]}"
   keep timers backends
   keep priority backends
 }
-step_published() {
-  attn -m +experiment=published sweep=published save_plots=false
-  keep published backends
+step_numerics() { attn -m +experiment=numerics sweep=numerics; keep numerics numerics; }
+step_cases() {
+  local name
+  for name in determinism precision; do
+    attn -m "+experiment=$name" "sweep=$name" stopping=quick save_plots=false
+    keep "$name" cases
+  done
+}
+step_duel() {
+  mkdir -p "$out/backends"
+  attn duel a=cudnn_graph b=cudnn c=cudnn_graph c.api=wrapper c.layout=bshd batch=4 seq_len=4096 model=sdpa_bench \
+    causal=false | tee "$out/backends/duel_cudnn_full.txt"
 }
 # What a dispatch table is worth at 200 random shapes, and duels of models: nine minutes. A second call with the same
 # OUT_FOLDER keeps the sweep. The duel of a model of transformers needs transformers.
@@ -104,12 +119,26 @@ step_contradictions() {
     attn reproduce "$source" sweep=contradictions format=csv | tee "$out/backends/contradictions-$source.csv"
   done
 }
-# Published figures, by default those of windows and deterministic backwards: FIGURES=SOURCE WHERE=EXPRESSION.
+# Sweeps of another host, measured again: SWEEPS="ARCHIVE ..." ROWS=20.
+step_confirm() {
+  mkdir -p "$out/confirmed"
+  local archive name
+  for archive in ${SWEEPS:?the archives to confirm}; do
+    name=$(basename "$archive" .tar.xz)
+    attn reproduce "$root/$archive" rows="${ROWS:-20}" save_plots=false | tee "$out/confirmed/${name}_rows.txt"
+    mv "multirun/reproduce-$name" "multirun/${name}_again"
+    keep "${name}_again" confirmed
+  done
+}
+# Published figures: FIGURES="SOURCE ..." WHERE=EXPRESSION.
 step_reproduce() {
-  local source=${FIGURES:-cudnn_frontend_h200}
-  mkdir -p "$out/backends"
-  attn reproduce "$source" where="${WHERE:-window != none or deterministic}" | tee "$out/backends/reproduce-$source.txt"
-  keep "reproduce-${source//\//-}" backends
+  mkdir -p "$out/reproduce"
+  local name
+  for name in ${FIGURES:-cudnn_frontend_h200}; do
+    attn reproduce "$name" ${WHERE:+where="$WHERE"} save_plots=false | tee "$out/reproduce/${name}_rows.txt"
+    mv "multirun/reproduce-$name" "multirun/$name"
+    keep "$name" reproduce
+  done
 }
 # All figures that were published for an H100, measured as their sources did: a rested GPU, few calls.
 step_reproduce_h100() {
