@@ -5,11 +5,11 @@ the grid, times the backends side by side, and compares what the table picks wit
 best if it is always called, and with SDPA's own choice. Then duels: transformer blocks, and a small Llama of
 transformers with random weights (where transformers is installed), with the dispatcher against SDPA's own choice.
 Writes `pick_proof.csv` and `pick_proof.txt` into the folder OUT beside the sweep; a second call with the same OUT keeps
-what the sweep has measured.
+its table.
 
 Triton tunes itself for each shape, which takes a second, and flex compiles: a backend that the table has at more than
 1.25 times the least time is timed in every eighth shape only, unless its mean over the table is within 1.25 times the
-best one's. The shapes end when the seconds do (`--budget-s`); the text says how many there were.
+best one's. The shapes end when the seconds do (`--budget-s`); the text says how many there were. The duels come last.
 """
 
 import argparse
@@ -79,7 +79,7 @@ class Picked(DeclarativeBackend):
 
     def prepare(self, case: Case, inputs: Inputs) -> Calls:
         """Load the table; each call looks its shape up."""
-        attention = attn_exp.dispatch.load(self.table).attention
+        attention = attn_exp.dispatch.load(self.table, other_gpu="warn").attention
         grouped = case.q_heads != case.kv_heads
         return calls_of(partial(attention, is_causal=not case.dense, enable_gqa=grouped), inputs)
 
@@ -301,30 +301,22 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--backends", default="fa3,cudnn,triton,flash,flex")
     parser.add_argument("--shapes", type=int, default=200)
-    parser.add_argument("--budget-s", type=float, default=290.0, help="seconds in all, the duels' included")
+    parser.add_argument("--budget-s", type=float, default=290.0, help="seconds until the last shape")
     given = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     given.out.mkdir(parents=True, exist_ok=True)
     out, table = given.out.resolve(), given.out.resolve() / "table.json"
-    sweep(out, given.backends, device)
-    lines = [command("pick", SWEEP, f"out={table}", out=out).strip()]
-    lines.append(f"sweep and table: {time.perf_counter() - began:.0f} s")
-    print("\n".join(lines), flush=True)
-    duelled = duels(out, table) if device == "cuda" else ""
-    picks, machine, draw = attn_exp.dispatch.load(table), Machine.open(device), random.Random(SEED)
-    try:
-        model = model_duel(picks, machine)
-    except Exception as error:  # transformers may be missing, or another version
-        model = f"no model of transformers: {type(error).__name__}: {error}"
+    if not table.exists():
+        sweep(out, given.backends, device)
+    described = command("pick", SWEEP, f"out={table}", out=out).strip()
+    # A second call may come to another GPU of the same name, or to other versions of what is not picked.
+    picks = attn_exp.dispatch.load(table, other_gpu="warn")
+    machine, draw = Machine.open(device), random.Random(SEED)
     rows: list[Row] = []
     shapes = 0
     while shapes < given.shapes and time.perf_counter() - began < given.budget_s:
         rows += rows_of(drawn(draw, device), shapes, picks, machine)
         shapes += 1
-    lines.append(f"{shapes} random shapes between those of the sweep, by {time.perf_counter() - began:.0f} s")
-    measured = [report(rows)] if rows else []
-    text = "\n\n".join(filter(None, ["\n".join(lines), *measured, duelled, model]))
-    (out / "pick_proof.txt").write_text(f"{text}\n")
     with (out / "pick_proof.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["case", "mode", "picked", "how", "slower", *picks.table.backends])
@@ -333,6 +325,21 @@ def main() -> None:
             writer.writerow(
                 [row.case.label(), row.mode, row.choice.label, row.choice.how, f"{row.slower():.4f}", *times]
             )
+    paragraphs = [
+        f"{described}\n{shapes} random shapes between those of the sweep, by {time.perf_counter() - began:.0f} s"
+    ]
+    paragraphs += [report(rows)] if rows else []
+    # The shapes are what counts, and are written before the duels.
+    (out / "pick_proof.txt").write_text("\n\n".join(paragraphs) + "\n")
+    try:
+        paragraphs.append(model_duel(picks, machine))
+    except Exception as error:  # transformers may be missing, or another version
+        paragraphs.append(f"no model of transformers: {type(error).__name__}: {error}")
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        paragraphs.append(duels(out, table))
+    text = "\n\n".join(paragraphs)
+    (out / "pick_proof.txt").write_text(f"{text}\n")
     print(text)
 
 
