@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from attn_exp import dispatch
+from attn_exp.backends.base import DeclarativeBackend
 from attn_exp.backends.sdpa import Cudnn, Efficient, Flash, Math
 from attn_exp.backends.triton import Triton
 from attn_exp.core.case.case import Case
@@ -16,7 +17,13 @@ from attn_exp.dispatch.load import _environment
 pytestmark = pytest.mark.gpu
 
 SDPA = F.scaled_dot_product_attention
-CLASSES = {"cudnn": Cudnn, "flash": Flash, "efficient": Efficient, "math": Math, "triton": Triton}
+CLASSES: dict[str, type[DeclarativeBackend]] = {
+    "cudnn": Cudnn,
+    "flash": Flash,
+    "efficient": Efficient,
+    "math": Math,
+    "triton": Triton,
+}
 LENGTHS = {"cudnn": 256, "flash": 512, "efficient": 1024, "math": 128, "triton": 2048}
 
 
@@ -27,7 +34,6 @@ def path(tmp_path_factory):
         made_by="attn-exp pick first",
         fingerprint=facts_of("cuda", _environment("cuda"), []),
         backends=configs,
-        rates={"bfloat16": (7e14, 4e12)},
         buckets=tuple(bucket(name, mode) for name in CLASSES for mode in ("inference", "training")),
     )
     path = tmp_path_factory.mktemp("dispatch") / "table.json"
