@@ -126,7 +126,7 @@ def test_a_case_that_no_model_calls_is_left_out_and_named(sweep):
         assert why in said
 
 
-def test_another_shape_gets_the_pick_of_the_nearest(sweep):
+def test_another_shape_gets_the_pick_of_the_nearest_ones(sweep):
     table = pick([sweep(records())]).table
     chooser = Chooser(table)
     short = chooser.choice(sweeps.case(seq_len=700), "inference")
@@ -138,6 +138,18 @@ def test_another_shape_gets_the_pick_of_the_nearest(sweep):
     assert other.label is None and "float16" in other.why
     assert chooser.choice(sweeps.case(window=64), "inference").why == "a dispatch table has no case with mask=window"
     assert Chooser(table, ["flash"]).choice(sweeps.case(seq_len=16384), "inference").label == "flash"
+
+
+def test_what_wins_at_one_shape_by_little_and_loses_at_the_next_by_much_is_not_picked_between_them(sweep):
+    times = {"flash": (50.0, 130.0), "cudnn": (54.0, 85.0)}
+    made = [
+        sweeps.job(name, us, us, of=sweeps.case(seq_len=length))
+        for name, own in times.items()
+        for length, us in zip((512, 1024), own, strict=True)
+    ]
+    chooser = Chooser(pick([sweep(made)]).table)
+    for length, picked in ((512, "flash"), (640, "cudnn"), (1024, "cudnn")):
+        assert chooser.choice(sweeps.case(seq_len=length), "inference").label == picked
 
 
 def test_the_command_writes_a_table_that_is_read(sweep, call, tmp_path):

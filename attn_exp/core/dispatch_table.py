@@ -1,9 +1,11 @@
 """The dispatch table: which backend is the fastest at which shape, on which machine, and from which records."""
 
 import hashlib
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from heapq import nsmallest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +25,8 @@ EXPORT_SCHEMA, EXPORT_VERSION = "attn_exp.picks", 1
 Mode = Literal["inference", "training"]
 MODES: dict[Mode, str] = {"inference": "forward", "training": "step"}
 _AGAIN = "attn-exp pick SWEEP out=FILE makes one"
+# Octaves below which two shapes are the same.
+_SAME = 0.01
 # The facts that times on a device depend on, besides the packages of backends.
 _FACTS = {"cuda": ("gpu", "cuda", "cudnn", "driver"), "cpu": ("cpu", "cpu_threads")}
 _PACKAGES = {"cuda": ("torch", "triton"), "cpu": ("torch",)}
@@ -177,8 +181,9 @@ class Choice:
 class Chooser:
     """Chooses from a table. `usable` are the labels that may be chosen: by default all.
 
-    Another shape gets the pick of the nearest measured one (in octaves of q_len, kv_len, batch x heads, and head
-    dimensions). The layout of tensors counts only if the table has both.
+    Another shape gets the backend that is the fastest between the two nearest measured ones (in octaves of q_len,
+    kv_len, batch x heads, and head dimensions): what wins at one alone may be far behind a few tokens away. The layout
+    of tensors counts only if the table has both.
     """
 
     def __init__(self, table: DispatchTable, usable: Collection[str] | None = None) -> None:
@@ -203,11 +208,21 @@ class Chooser:
         if not near:
             kind = ", ".join(f"{name} {value}" for name, value in kind_of(case).items() if name in ("dtype", "mask"))
             return Choice(label=None, how="none", why=f"nothing was measured for {mode} at {kind}")
-        nearest = min(near, key=lambda one: distance(one.case, case))
-        why = f"the nearest measured shape is {nearest.case.label()}"
+        nearest, *second = nsmallest(2, near, key=lambda one: distance(one.case, case))
+        why = f"the nearest measured shapes are {' and '.join(one.case.label() for one in (nearest, *second))}"
         if outside := beyond(case, [one.case for one in near]):
             why = f"beyond all that was measured: {', '.join(outside)}"
-        return Choice(label=self._of(nearest), how="nearest", why=why, bucket=nearest, beyond=outside)
+        label = self._between(case, nearest, *second)
+        return Choice(label=label, how="nearest", why=why, bucket=nearest, beyond=outside)
+
+    def _between(self, case: Case, *near: Bucket) -> str | None:
+        """Return the backend with the least time between buckets: logarithms, weighted by the inverse distance."""
+        weights = [1 / max(_SAME, distance(bucket.case, case)) for bucket in near]
+        means = {
+            label: sum(weight * math.log(bucket.times_us[label]) for weight, bucket in zip(weights, near, strict=True))
+            for label in self._usable.intersection(*(bucket.times_us for bucket in near))
+        }
+        return min(means, key=lambda label: means[label], default=self._of(near[0]))
 
     def _of(self, bucket: Bucket) -> str | None:
         """Return the pick of a bucket, or the fastest usable backend in place of one that is not."""
