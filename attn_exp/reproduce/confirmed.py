@@ -17,6 +17,7 @@ from attn_exp.comparison.comparison import case_order
 from attn_exp.comparison.environment import REFUSED, differences
 from attn_exp.comparison.join import joined, nothing_in_common
 from attn_exp.comparison.ratio import gain
+from attn_exp.core.catalogue import about_backend
 from attn_exp.core.errors import UserError, first_line
 from attn_exp.core.sheet.sheet import Column, Headline, Page, Pairs
 from attn_exp.core.stats.interval import combined
@@ -107,7 +108,9 @@ def _confirmed(old: Cell, new: Cell | None, metric: ChosenMetric) -> Confirmed:
     if better is None:
         return Confirmed(old, new, f"{new.result.status} here", differs=new.result.reason or "")
     half = combined([old.uncertainty, new.uncertainty]).half
-    unlike = [one for one in differences([(old.result, new.result)]) if one.name in _CAUSES or "versions." in one.name]
+    libraries = {"torch", "triton", *about_backend(str(new.result.backend["name"])).packages}
+    causes = _CAUSES | {f"versions.{name}" for name in libraries}
+    unlike = [one for one in differences([(old.result, new.result)]) if one.name in causes]
     if any(one.name in _WAYS for one in unlike):
         verdict = "measured differently"
     elif abs(better) - half > CONTRADICTED:
@@ -117,9 +120,9 @@ def _confirmed(old: Cell, new: Cell | None, metric: ChosenMetric) -> Confirmed:
     else:
         verdict = "confirmed" if abs(better) <= max(_EQUAL, half) else "beside"
     facts = ("another card" if one.name == "gpu_uuid" else str(one) for one in unlike)
-    causes = [] if verdict == "confirmed" else [*facts, *_given(old, new)]
+    differs = [] if verdict == "confirmed" else [*facts, *_given(old, new)]
     low, ratio, high = (math.exp(better + step) for step in (-half, 0.0, half))
-    return Confirmed(old, new, verdict, ratio, low, high, "; ".join(causes))
+    return Confirmed(old, new, verdict, ratio, low, high, "; ".join(differs))
 
 
 def _given(old: Cell, new: Cell) -> list[str]:
