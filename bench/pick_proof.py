@@ -7,6 +7,8 @@ transformers with random weights (where transformers is installed), with the dis
 Writes `pick_proof.csv` and `pick_proof.txt` into the folder OUT beside the sweep; a second call with the same OUT keeps
 its table.
 
+`--again` judges the picks of today's code by the times that OUT has.
+
 Triton tunes itself for each shape, which takes a second, and flex compiles: a backend that the table has at more than
 1.25 times the least time is timed in every eighth shape only, unless its mean over the table is within 1.25 times the
 best one's. The shapes end when the seconds do (`--budget-s`); the text says how many there were. The duels come last.
@@ -34,7 +36,7 @@ from attn_exp.backends.base import Calls, DeclarativeBackend, calls_of, load_bac
 from attn_exp.backends.sdpa import Sdpa
 from attn_exp.core.case.case import Case
 from attn_exp.core.conf import choice as choice_of
-from attn_exp.core.dispatch_table import MODES, Choice, DispatchTable
+from attn_exp.core.dispatch_table import MODES, Choice, Chooser, DispatchTable, read_table
 from attn_exp.core.sheet.render import grid
 from attn_exp.core.sheet.sheet import sheet_of
 from attn_exp.core.stats.paired import MARGIN_FLOOR, compare_pair
@@ -205,6 +207,23 @@ def constants(table: DispatchTable, mode: str) -> set[str]:
     return {label for label, mean in means.items() if mean <= FAR * min(means.values())}
 
 
+def kept(out: Path) -> list[Row]:
+    """The rows of `pick_proof.csv` with what the table of `out` picks today; the same random shapes are drawn."""
+    table = read_table(out / "table.json")
+    chooser, draw = Chooser(table), random.Random(SEED)
+    with (out / "pick_proof.csv").open() as file:
+        lines = {(line["case"], line["mode"]): line for line in csv.DictReader(file)}
+    rows: list[Row] = []
+    while lines:
+        case = drawn(draw, table.fingerprint["device"])
+        for mode in MODES:
+            line = lines.pop((case.label(), mode), {})
+            times = {label: float(line[label]) for label in (OWN, *table.backends) if line.get(label)}
+            if (choice := chooser.choice(case, mode)).label in times:
+                rows.append(Row(case, mode, choice, times))
+    return rows
+
+
 def report(rows: list[Row]) -> str:
     """Whether the picks are as good as they have to be, and a table with what decides that in each mode."""
     shown, held = list[dict[str, object]](), True
@@ -218,15 +237,16 @@ def report(rows: list[Row]) -> str:
         means = [(statistics.geometric_mean(row.slower(name) for row in own), name) for name in names]
         constant, name = min(means, default=(1.0, "none"))
         closed = 1 - math.log(picked) / math.log(constant) if constant > GAP else None
-        worst = max(own, key=lambda row: row.slower() / row.slower(OWN))
-        behind = worst.slower() / worst.slower(OWN)
+        # SDPA's own choice is not in the times that were kept before it was written.
+        worst = max(own, key=lambda row: row.slower() / row.slower(OWN if OWN in row.times_us else None))
+        behind = worst.slower() / worst.slower(OWN) if OWN in worst.times_us else math.nan
         held &= picked <= MEAN_LIMIT and behind <= OWN_LIMIT and (closed is None or closed >= CLOSED_LIMIT)
         shown.append({
             "mode": mode, "shapes": len(own), "fastest picked": sum(row.slower() == 1 for row in own),
             "slower, geomean": f"{100 * (picked - 1):.2f} %", "best constant": f"always {name}",
             "slower": f"{100 * (constant - 1):.2f} %", "closed": "" if closed is None else f"{100 * closed:.0f} %",
-            f"behind {OWN} at most": f"{100 * (behind - 1):.2f} %",
-            "there": f"{worst.case.label()}: {worst.choice.label}",
+            f"behind {OWN} at most": "" if math.isnan(behind) else f"{100 * (behind - 1):.2f} %",
+            "there": "" if math.isnan(behind) else f"{worst.case.label()}: {worst.choice.label}",
         })  # fmt: skip
     return (
         f"{'held' if held else 'not held'}: limits are {100 * (MEAN_LIMIT - 1):.0f} % slower than the fastest in the "
@@ -302,7 +322,13 @@ def main() -> None:
     parser.add_argument("--backends", default="fa3,cudnn,triton,flash,flex")
     parser.add_argument("--shapes", type=int, default=200)
     parser.add_argument("--budget-s", type=float, default=290.0, help="seconds until the last shape")
+    parser.add_argument(
+        "--again", action="store_true", help="judge today's picks by the times in OUT; measures nothing"
+    )
     given = parser.parse_args()
+    if given.again:
+        print(report(kept(given.out)))
+        return
     device = "cuda" if torch.cuda.is_available() else "cpu"
     given.out.mkdir(parents=True, exist_ok=True)
     out, table = given.out.resolve(), given.out.resolve() / "table.json"
@@ -318,16 +344,14 @@ def main() -> None:
         rows += rows_of(drawn(draw, device), shapes, picks, machine)
         shapes += 1
     with (out / "pick_proof.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["case", "mode", "picked", "how", "slower", *picks.table.backends])
+        writer = csv.DictWriter(file, ["case", "mode", "picked", "how", "slower", OWN, *picks.table.backends])
+        writer.writeheader()
         for row in rows:
-            times = [f"{row.times_us[label]:.2f}" if label in row.times_us else "" for label in picks.table.backends]
-            writer.writerow(
-                [row.case.label(), row.mode, row.choice.label, row.choice.how, f"{row.slower():.4f}", *times]
-            )
-    paragraphs = [
-        f"{described}\n{shapes} random shapes between those of the sweep, by {time.perf_counter() - began:.0f} s"
-    ]
+            said = {"case": row.case.label(), "mode": row.mode, "picked": row.choice.label, "how": row.choice.how}
+            times = {label: f"{time_us:.2f}" for label, time_us in row.times_us.items()}
+            writer.writerow(said | {"slower": f"{row.slower():.4f}"} | times)
+    taken = f"{shapes} random shapes between those of the sweep, by {time.perf_counter() - began:.0f} s"
+    paragraphs = [f"{described}\n{taken}"]
     paragraphs += [report(rows)] if rows else []
     # The shapes are what counts, and are written before the duels.
     (out / "pick_proof.txt").write_text("\n\n".join(paragraphs) + "\n")
