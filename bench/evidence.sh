@@ -126,8 +126,8 @@ step_confirm() {
   for archive in ${SWEEPS:?the archives to confirm}; do
     name=$(basename "$archive" .tar.xz)
     attn reproduce "$root/$archive" rows="${ROWS:-20}" save_plots=false | tee "$out/confirmed/${name}_rows.txt"
-    mv "multirun/reproduce-$name" "multirun/${name}_again"
-    keep "${name}_again" confirmed
+    mv "multirun/reproduce-$name" "multirun/${name}_elsewhere"
+    keep "${name}_elsewhere" confirmed
   done
 }
 # Published figures: FIGURES="SOURCE ..." WHERE=EXPRESSION.
