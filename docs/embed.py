@@ -2,8 +2,8 @@
 
 A block begins with `<!-- KIND: FILE -->` or `<!-- KIND -->` and ends with `<!-- end -->`:
 
-fastest   the answer of a sweep's records (SWEEP.tar.xz) or table.csv, below the regime and clock of its rows, and
-          whether today's code measured them
+fastest   the answer of a sweep's records (SWEEP.tar.xz), below the regime and clock of its rows, and whether today's
+          code measured them
 backends  what the backends declare that they can compute
 metrics   the metrics registered in attn_exp/core/record/metrics.py
 statuses  attn_exp/core/record/status.py as a table
@@ -13,7 +13,6 @@ timers    the files of conf/timer/: their first comment, devices and secondary t
 """
 
 import re
-import sys
 import tarfile
 import tempfile
 import textwrap
@@ -34,9 +33,6 @@ from attn_exp.results.read import read_folder
 from attn_exp.results.result import Result
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT / "bench"))
-from kept_table import keep  # noqa: E402
-
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _BLOCK = re.compile(r"(<!-- (\w+)(?:: (\S+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -51,9 +47,11 @@ def _made(kind: str, file: str | None, root: Path) -> str:
 
 
 def fastest(file: Path) -> str:
-    """Return the answer of a sweep's records or table.csv: who is fastest where, and the rates with winners in bold."""
+    """Return the answer of a sweep's records: who is fastest where, and the rates with winners in bold."""
     with tempfile.TemporaryDirectory() as folder:
-        rivals = compare_read(Choice(), [read_folder(_sweep_of(file, Path(folder)))])
+        with tarfile.open(file) as archive:
+            archive.extractall(folder, filter="data")
+        rivals = compare_read(Choice(), [read_folder(Path(folder) / file.name.removesuffix(".tar.xz"))])
         assert isinstance(rivals, Rivals)
         jobs = {row.cell.result.job: row.cell.result for row in rivals.rows if row.cell.value is not None}
         how = age(jobs.values()) + measured_at([result.record() for result in jobs.values()])
@@ -86,14 +84,6 @@ def _clocks(record: Record) -> Iterator[float]:
             yield from blocks
         elif measured.window is not None and measured.window.clock_mhz is not None:
             yield measured.window.clock_mhz
-
-
-def _sweep_of(file: Path, folder: Path) -> Path:
-    if file.suffix == ".csv":
-        return keep(file, folder / "table")
-    with tarfile.open(file) as archive:
-        archive.extractall(folder, filter="data")
-    return folder / file.name.removesuffix(".tar.xz")
 
 
 def backends() -> str:
