@@ -107,9 +107,9 @@ step_duel() {
   attn duel a=cudnn_graph b=cudnn c=cudnn_graph c.api=wrapper c.layout=bshd batch=4 seq_len=4096 model=sdpa_bench \
     causal=false | tee "$out/backends/duel_cudnn_full.txt"
 }
-# What a dispatch table is worth at 200 random shapes, and duels of models: two calls of nine minutes, of which the
-# second with the same OUT_FOLDER keeps the table. The duel of a model of transformers needs transformers.
-step_pick_proof() { python3 "$root/bench/pick_proof.py" "$out/pick_proof" --budget-s "${BUDGET:-520}"; }
+# What a dispatch table is worth at random shapes, and duels of models: eight minutes for the table, five for the shapes
+# (BUDGET=290) and two for the duels. A second call with the same OUT_FOLDER keeps the table.
+step_pick_proof() { python3 "$root/bench/pick_proof.py" "$out/pick_proof" --budget-s "${BUDGET:-290}"; }
 # The figures that contradict each other, judged by one sweep: on an H100 with a verdict, elsewhere with the ratio.
 step_contradictions() {
   attn -m +experiment=contradictions sweep=contradictions save_plots=false

@@ -29,7 +29,7 @@ SWEEP, CURVES = "table", "pick_proof"
 LARGEST_BYTES = 200_000
 PLOTS = (
     f"{CURVES}/lengths.png",
-    *(f"multirun/{SWEEP}/plots/{name}.png" for name in ("heatmap", "roofline", "accuracy", "first_call")),
+    *(f"multirun/{SWEEP}/plots/{name}.png" for name in ("heatmap", "roofline", "accuracy")),
 )
 ANSWER = re.compile("is fastest|too close to call")
 # The page of a terminal.

@@ -152,6 +152,12 @@ def test_what_wins_at_one_shape_by_little_and_loses_at_the_next_by_much_is_not_p
         assert chooser.choice(sweeps.case(seq_len=length), "inference").label == picked
 
 
+def test_a_backend_that_was_not_measured_at_the_second_shape_may_be_picked(sweep):
+    made = [sweeps.job(name, us, us, of=sweeps.case(seq_len=1024)) for name, us in (("cudnn", 100.0), ("flash", 300.0))]
+    made.append(sweeps.job("flash", 900.0, 900.0, of=sweeps.case(seq_len=8192)))
+    assert Chooser(pick([sweep(made)]).table).choice(sweeps.case(seq_len=1032), "inference").label == "cudnn"
+
+
 def test_the_command_writes_a_table_that_is_read(sweep, call, tmp_path):
     sweep(records())
     code, out, err = call("pick", "s", f"folder={tmp_path}", "out=t.json")

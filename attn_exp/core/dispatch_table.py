@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import nsmallest
 from pathlib import Path
@@ -53,7 +53,7 @@ class Bucket:
         case: the shape, as `normalised` makes it.
         pick: the label of the backend to call.
         undecided: the labels that are too close to call, the pick among them; empty without a tie.
-            The pick is one of them: of those too close to call SDPA's own choice (`auto`), else the fastest.
+            The pick is that of them with the least upper bound.
         margin: the pick's lead; None if no other backend was measured.
         times_us: the measured time of each backend, in microseconds.
         halves: half of the 95 % interval of the logarithm of each time.
@@ -181,7 +181,7 @@ class Choice:
 class Chooser:
     """Chooses from a table. `usable` are the labels that may be chosen: by default all.
 
-    Another shape gets the backend that is the fastest between the two nearest measured ones (in octaves of q_len,
+    Another shape gets the backend that is fastest in the mean of the two nearest measured ones (in octaves of q_len,
     kv_len, batch x heads, and head dimensions): what wins at one alone may be far behind a few tokens away. The layout
     of tensors counts only if the table has both.
     """
@@ -208,21 +208,25 @@ class Chooser:
         if not near:
             kind = ", ".join(f"{name} {value}" for name, value in kind_of(case).items() if name in ("dtype", "mask"))
             return Choice(label=None, how="none", why=f"nothing was measured for {mode} at {kind}")
-        nearest, *second = nsmallest(2, near, key=lambda one: distance(one.case, case))
-        why = f"the nearest measured shapes are {' and '.join(one.case.label() for one in (nearest, *second))}"
+        two = nsmallest(2, near, key=lambda one: distance(one.case, case))
+        why = f"nearest of what was measured: {' and '.join(one.case.label() for one in two)}"
         if outside := beyond(case, [one.case for one in near]):
             why = f"beyond all that was measured: {', '.join(outside)}"
-        label = self._between(case, nearest, *second)
-        return Choice(label=label, how="nearest", why=why, bucket=nearest, beyond=outside)
+        return Choice(label=self._mean(case, two), how="nearest", why=why, bucket=two[0], beyond=outside)
 
-    def _between(self, case: Case, *near: Bucket) -> str | None:
-        """Return the backend with the least time between buckets: logarithms, weighted by the inverse distance."""
+    def _mean(self, case: Case, near: Sequence[Bucket]) -> str | None:
+        """Return the backend with the least time in the mean of buckets: logarithms, by the inverse distance.
+
+        The first bucket's pick stands if it was not measured in the others.
+        """
+        pick = self._of(near[0])
         weights = [1 / max(_SAME, distance(bucket.case, case)) for bucket in near]
         means = {
             label: sum(weight * math.log(bucket.times_us[label]) for weight, bucket in zip(weights, near, strict=True))
-            for label in self._usable.intersection(*(bucket.times_us for bucket in near))
+            for label in near[0].times_us
+            if label in self._usable and all(label in bucket.times_us for bucket in near)
         }
-        return min(means, key=lambda label: means[label], default=self._of(near[0]))
+        return min(means, key=lambda label: means[label]) if pick in means else pick
 
     def _of(self, bucket: Bucket) -> str | None:
         """Return the pick of a bucket, or the fastest usable backend in place of one that is not."""

@@ -223,7 +223,7 @@ class Dispatcher(AbstractContextManager["Dispatcher"]):
         choice = self._steps.get(step)
         if choice is None and (case := _case(seen)) is not None:
             choice = self._steps[step] = self._chooser.choice(case, "training" if seen[4] else "inference")
-            if choice.beyond and choice.bucket is not None:
+            if choice.beyond:
                 self._warn(case, choice)
         call = self._calls[seen] = _Call() if choice is None else self._call(choice, seen)
         return call
@@ -283,13 +283,11 @@ class Dispatcher(AbstractContextManager["Dispatcher"]):
         return _Call(name=name, function=function)
 
     def _warn(self, case: Case, choice: Choice) -> None:
-        """Say once of each way to lie beyond the measured shapes that a nearest shape's pick is called."""
-        assert choice.bucket is not None
+        """Say once of each way to lie beyond the measured shapes what is called."""
         ways = tuple(way.rpartition(" (")[0].rpartition(" ")[0] for way in choice.beyond)
         if ways not in self._warned:
             self._warned.add(ways)
-            nearest = f"what was picked for {choice.bucket.case.label()} is called, {choice.label}"
-            warnings.warn(f"{case.label()} is {choice.why}; {nearest}", stacklevel=2)
+            warnings.warn(f"{case.label()} is {choice.why}; {choice.label} is called", stacklevel=2)
 
 
 def _case(seen: tuple[Any, ...]) -> Case | None:

@@ -17,7 +17,6 @@ from attn_exp.comparison.comparison import case_order
 from attn_exp.comparison.environment import REFUSED, differences
 from attn_exp.comparison.join import joined, nothing_in_common
 from attn_exp.comparison.ratio import gain
-from attn_exp.core.catalogue import about_backend
 from attn_exp.core.errors import UserError, first_line
 from attn_exp.core.sheet.sheet import Column, Headline, Page, Pairs
 from attn_exp.core.stats.interval import combined
@@ -108,7 +107,7 @@ def _confirmed(old: Cell, new: Cell | None, metric: ChosenMetric) -> Confirmed:
     if better is None:
         return Confirmed(old, new, f"{new.result.status} here", differs=new.result.reason or "")
     half = combined([old.uncertainty, new.uncertainty]).half
-    libraries = {"torch", "triton", *about_backend(str(new.result.backend["name"])).packages}
+    libraries = {"torch", "triton", *new.result.about.packages}
     causes = _CAUSES | {f"versions.{name}" for name in libraries}
     unlike = [one for one in differences([(old.result, new.result)]) if one.name in causes]
     if any(one.name in _WAYS for one in unlike):
