@@ -74,9 +74,12 @@ import attn_exp
 run = attn_exp.run
 attn_exp.run = lambda *words, **more: run(*words, **more | {"tracker": "none", "save_plots": False})
 """
-# Runs a notebook's cells in order, with as few rounds as may be, and says how each one's last value would be shown.
+# Runs a notebook's cells in order, with as few rounds as may be, and says how each one's last value would be shown. Of
+# rows that a busy machine measures badly there would be no heatmap.
 _CELLS = """
 import ast, json, sys
+import attn_exp.results.cell
+attn_exp.results.cell._WIDEST_COMPARED = float("inf")
 space = {"__name__": "__main__"}
 few = '"min_rounds": 2, "max_rounds": 2, "budget_s": 0.01'
 for cell in json.load(open(sys.argv[1]))["cells"]:
