@@ -7,7 +7,8 @@ transformers with random weights (where transformers is installed), with the dis
 Writes `pick_proof.csv` and `pick_proof.txt` into the folder OUT beside the sweep; a second call with the same OUT keeps
 its table.
 
-`--again` judges the picks of today's code by the times that OUT has.
+`--again` judges the picks of today's code by the times that OUT has, also of rows that were added to its CSV from
+another GPU, where `--skip` left out the shapes of the first.
 
 Triton tunes itself for each shape, which takes a second, and flex compiles: a backend that the table has at more than
 1.25 times the least time is timed in every eighth shape only, unless its mean over the table is within 1.25 times the
@@ -59,6 +60,7 @@ BLOCKS = {
 }
 FAR, ALL_OF = 1.25, 8
 ROUNDS = StoppingRule(precision=0.0, min_rounds=8, max_rounds=8, budget_s=0.0)
+MOST_SHAPES = 1000
 # One of so many random shapes is a decode: one query, and a forward only.
 DECODE_OF = 3
 # What a table has to reach: how much slower than the fastest its picks may be in the geometric mean, and than SDPA's
@@ -214,7 +216,7 @@ def kept(out: Path) -> list[Row]:
     with (out / "pick_proof.csv").open() as file:
         lines = {(line["case"], line["mode"]): line for line in csv.DictReader(file)}
     rows: list[Row] = []
-    for _ in range(len(lines)):
+    for _ in range(MOST_SHAPES):
         case = drawn(draw, table.fingerprint["device"])
         for mode in MODES:
             line = lines.pop((case.label(), mode), {})
@@ -320,6 +322,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--backends", default="fa3,cudnn,triton,flash,flex")
     parser.add_argument("--shapes", type=int, default=200)
+    parser.add_argument("--skip", type=int, default=0, help="begin behind so many random shapes")
     parser.add_argument("--budget-s", type=float, default=290.0, help="seconds for the random shapes")
     parser.add_argument(
         "--again", action="store_true", help="judge today's picks by the times in OUT; measures nothing"
@@ -338,6 +341,8 @@ def main() -> None:
     picks = attn_exp.dispatch.load(table, other_gpu="warn")
     machine, draw = Machine.open(device), random.Random(SEED)
     rows: list[Row] = []
+    for _ in range(given.skip):
+        drawn(draw, device)
     began, shapes = time.perf_counter(), 0
     while shapes < given.shapes and time.perf_counter() - began < given.budget_s:
         rows += rows_of(drawn(draw, device), shapes, picks, machine)
