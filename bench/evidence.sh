@@ -108,7 +108,7 @@ step_duel() {
     causal=false | tee "$out/backends/duel_cudnn_full.txt"
 }
 # What a dispatch table is worth at random shapes, and duels of models: eight minutes for the table, five for the shapes
-# (BUDGET=290) and two for the duels. A second call with the same OUT_FOLDER keeps the table.
+# (BUDGET=290), then the duels. A second call with the same OUT_FOLDER keeps the table.
 step_pick_proof() { python3 "$root/bench/pick_proof.py" "$out/pick_proof" --budget-s "${BUDGET:-290}"; }
 # The figures that contradict each other, judged by one sweep: on an H100 with a verdict, elsewhere with the ratio.
 step_contradictions() {
@@ -130,22 +130,12 @@ step_confirm() {
     keep "${name}_elsewhere" confirmed
   done
 }
-# Published figures: FIGURES="SOURCE ..." WHERE=EXPRESSION.
+# Published figures, by default all of an H200's: FIGURES="SOURCE ..." WHERE=EXPRESSION. A source may have none to measure.
 step_reproduce() {
   mkdir -p "$out/reproduce"
   local name
-  for name in ${FIGURES:-cudnn_frontend_h200}; do
+  for name in ${FIGURES:-$(basename -s .yaml "$root"/published/*_h200.yaml)}; do
     attn reproduce "$name" ${WHERE:+where="$WHERE"} save_plots=false | tee "$out/reproduce/${name}_rows.txt"
-    mv "multirun/reproduce-$name" "multirun/$name"
-    keep "$name" reproduce
-  done
-}
-# All figures that were published for an H100, measured as their sources did: a rested GPU, few calls.
-step_reproduce_h100() {
-  mkdir -p "$out/reproduce"
-  local name
-  for name in ${FIGURES:-$(basename -s .yaml "$root"/published/*_h100.yaml)}; do
-    attn reproduce "$name" stopping=quick save_plots=false tracker=none
     [[ ! -d multirun/reproduce-$name ]] || { mv "multirun/reproduce-$name" "multirun/$name"; keep "$name" reproduce; }
   done
 }

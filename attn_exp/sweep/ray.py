@@ -1,7 +1,7 @@
 """hydra/launcher=ray: tasks on a Ray cluster.
 
-Ray is used directly: hydra-ray-launcher 1.2.2 needs cloudpickle<3 and joblib 1.6 a newer one; it needs boto3 as well,
-and raises for the whole sweep if one task dies.
+hydra-ray-launcher 1.2.2 raises for the whole sweep if one task dies, and cannot be installed beside joblib 1.6: one
+requires cloudpickle<3, the other cloudpickle>=3.0.
 """
 
 import logging
