@@ -42,6 +42,14 @@ step_sdpa_sweep_default() {
   python3 "$root/bench/sdpa_sweep.py" "$out/sdpa_sweep_default"
   rm -r "$out/sdpa_sweep_default/multirun" "$out/sdpa_sweep_default/mlruns"
 }
+# The plain loop's longest calls, in which the GPU does not rest, beside the same kernels in bursts and under load.
+step_sdpa_sweep_load() {
+  mkdir -p "$out/sdpa_sweep_load"
+  python3 "$root/bench/plain_loop.py" "$out/sdpa_sweep_load/plain.csv"
+  attn -m +experiment=sdpa_sweep timer=kernel regime=burst,sustained accumulate=true seq_len=8192 sweep=load \
+    save_plots=false
+  keep load sdpa_sweep_load
+}
 step_plain_stall() { python3 "$root/bench/plain.py" "$out/plain_stall" --stall ${ROWS:+--rows "$ROWS"}; }
 # The proof of method 5: how far three names of one kernel differ, with the records of each sweep.
 step_same_kernel() {
@@ -63,7 +71,7 @@ step_cudnn_notebook() {
 step_ten_way() {
   attn -m +experiment=ten_way sweep=ten_way save_plots=false
   keep ten_way backends
-  attn -m +experiment=ten_way model.kv_heads=1 layout=bshd sweep=ten_way_mqa save_plots=false
+  attn -m +experiment=ten_way model.kv_heads=1 layout=bshd compile=none sweep=ten_way_mqa save_plots=false
   keep ten_way_mqa backends
 }
 step_flux() {
