@@ -153,10 +153,13 @@ def test_another_case_or_algorithm_is_not_it_and_other_conditions_are_told(writt
     assert det.differs == "regime sustained, not burst"
 
 
-def test_a_run_composes_to_the_figures_cases():
-    """The node `figure` and its interpolations are what Hydra makes of them."""
-    figures = choose(FIGURES, "flash_attention_1893_h100")
-    for arguments in runs(figures, [], "s"):
+@pytest.mark.parametrize(("name", "commands"), [("flash_attention_1893_h100", 4), ("cudnn_decode_h200", 1)])
+def test_a_run_composes_to_the_figures_cases(name, commands):
+    """The node `figure` and its interpolations are what Hydra makes of them; each run starts processes anew."""
+    figures = choose(FIGURES, name)
+    needed = runs(figures, [], "s")
+    assert len(needed) == commands
+    for arguments in needed:
         for words in parsed_combinations(arguments[1:]):
             config = resolved_config(compose_config([*words, "device=cpu"], "s"))
             assert case_from_config(config) in {one.case for one in figures}

@@ -28,8 +28,8 @@ _CASE_KEYS = {
 }
 _NEEDED = ("batch", "model.q_heads", "model.head_dim", "seq_len", "causal", "dtype")
 # Keys that every configuration has and in which no two choices of a group differ: these vary inside of one run.
-_VARIED = ("batch", "model.q_heads", "model.kv_heads", "model.head_dim", "model.value_dim", "seq_len", "causal",
-           "window")  # fmt: skip
+_VARIED = ("batch", "model.q_heads", "model.kv_heads", "model.head_dim", "model.value_dim", "seq_len", "q_len",
+           "kv_len", "causal", "window")  # fmt: skip
 # Values of keys that a figure's overrides leave out, in runs for which other figures set them.
 _DEFAULTS = {"window": "null", "model.value_dim": "null", "model.kv_heads": "null"}
 # How it is measured; a record that was measured otherwise is no repetition under the same conditions.
@@ -247,14 +247,14 @@ def choose(figures: Sequence[Figure], name: str) -> list[Figure]:
 def runs(figures: Sequence[Figure], more: Sequence[str], sweep: str) -> list[list[str]]:
     """Return the arguments of `attn-exp run` that measure each configuration once, all in one sweep.
 
-    Configurations of one backend, dtype and settings are one run, whose jobs vary in a node `figure` of its own. Each
-    configuration has the passes that figures need; the backward needs its forward.
+    Configurations of one backend, dtype and settings that say the same sizes are one run, whose jobs vary in a node
+    `figure` of its own. Each configuration has the passes that figures need; the backward needs its forward.
     """
     passes: dict[tuple[str, ...], set[str]] = {}
     for figure in figures:
         if figure.backend is not None:
             passes.setdefault(tuple(figure.words()), set()).add(figure.direction)
-    groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    groups: dict[tuple[tuple[str, ...], frozenset[str]], list[dict[str, str]]] = {}
     for words, directions in passes.items():
         split = dict(word.split("=", 1) for word in words)
         fixed = [f"{key}={value}" for key, value in split.items() if key not in _VARIED]
@@ -262,9 +262,10 @@ def runs(figures: Sequence[Figure], more: Sequence[str], sweep: str) -> list[lis
             directions = directions if directions == {"forward"} else set(HALVES)
         fixed.append(f"passes=[{','.join(sorted(directions, key=('forward', 'backward', 'step').index))}]")
         varied = _DEFAULTS | {key: value for key, value in split.items() if key in _VARIED}
-        groups.setdefault(tuple(fixed), []).append(varied)
+        groups.setdefault((tuple(fixed), frozenset(varied)), []).append(varied)
     return [
-        ["-m", *fixed, *_choices(configurations), *more, f"sweep={sweep}"] for fixed, configurations in groups.items()
+        ["-m", *fixed, *_choices(configurations), *more, f"sweep={sweep}"]
+        for (fixed, _), configurations in groups.items()
     ]
 
 
