@@ -5,7 +5,7 @@ import csv
 import pytest
 from cli import records, run
 
-pytestmark = [pytest.mark.gpu, pytest.mark.alone]
+pytestmark = pytest.mark.gpu
 SMALL = ("dtype=bf16", "tracker=none", "sweep=a", "batch=1", "seq_len=1024")
 WANTED = {"kernel_name", "kernel_path", "kernel_category", "size_hints", "line_of_code", "num_load", "num_store"}
 WANTED |= {"num_for_loop", "num_atomic_add", "num_args", "kernel_args_num_gb", "ms", "gb", "gb_per_s", "share"}
@@ -21,6 +21,7 @@ def profiled(tmp_path, *arguments):
     return record, job
 
 
+@pytest.mark.alone
 def test_every_generated_kernel_has_its_columns_and_its_bandwidth(tmp_path):
     arguments = ("backend=cudnn", "compile=default", "model=llama3_8b", "workload=decoder_layer", "align=top_left")
     record, job = profiled(tmp_path, *arguments, "profiler=[inductor,ncu]")

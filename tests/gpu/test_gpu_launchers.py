@@ -14,7 +14,15 @@ pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 def test_all_gpus_are_used_each_case_on_one_and_each_record_says_which(tmp_path):
     gpus = {gpu.uuid for gpu in visible_gpus()}
     batches = ",".join(str(batch) for batch in range(1, 2 * len(gpus) + 1))
-    arguments = ("-m", "backend=flash,math", f"batch={batches}", "seq_len=512", "sweep=all", "save_plots=false")
+    arguments = (
+        "-m",
+        "backend=flash,math",
+        f"batch={batches}",
+        "seq_len=512",
+        "sweep=all",
+        "tracker=none",
+        "save_plots=false",
+    )
     ran = run(*arguments, "hydra/launcher=local_gpus", cwd=tmp_path)
     assert (ran.returncode, without_progress(ran.stderr)) == (0, [])
     found = records(tmp_path, "all")
