@@ -194,6 +194,10 @@ def test_the_command_lists_and_judges(written, tmp_path, monkeypatch, capsys):
     assert main(["paper", f"published={folder}", "sweep=mine", "format=json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [one["verdict"] for one in rows] == ["reproduced", "not measured"]
+    with tarfile.open("mine.tar.xz", "w:xz") as archive:
+        archive.add("multirun/mine", "mine")
+    assert main(["paper", f"published={folder}", "sweep=mine.tar.xz", "format=json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == rows
     assert rows[0]["low"] < rows[0]["ratio"] < rows[0]["high"]
     assert main(["paper/two", f"published={folder}", "dry_run=true", "device=cpu"]) == 0
     assert "seq_len=2048" in capsys.readouterr().out
@@ -298,6 +302,8 @@ def test_a_sweep_is_measured_again_with_the_configurations_of_its_records(measur
     assert main(["one", "sweep=reproduce-one", "format=json"]) == 0
     part = json.loads(capsys.readouterr().out)
     assert len(part["rows"]) == 2 and "skipped: " in part["notes"][-1]
+    assert main(["one.tar.xz", "sweep=one.tar.xz", "format=json"]) == 0
+    assert {row["ratio"] for row in json.loads(capsys.readouterr().out)["rows"]} == {1.0}
     whole = Path("one.tar.xz").read_bytes()
     for place in range(100, len(whole) - 100, len(whole) // 10):
         Path("one.tar.xz").write_bytes(whole[:place] + b"damaged" + whole[place + 7 :])

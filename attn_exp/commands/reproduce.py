@@ -3,7 +3,8 @@
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from attn_exp.results.there import HOME
 if TYPE_CHECKING:
     from attn_exp.core.sheet.sheet import Page
     from attn_exp.reproduce.judged import Measured
+    from attn_exp.results.read import Sweep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +44,9 @@ class ReproduceOptions(Options):
         "EXPRESSION",
     )
     sweep: tuple[str, ...] = option(
-        "judge by sweeps that exist (names, paths, or a table.csv), and measure nothing", "SWEEP", default=()
+        "judge by sweeps that exist (names, folders, archives, or a table.csv), and measure nothing",
+        "SWEEP",
+        default=(),
     )
     dry_run: bool = option("print the runs that are needed, and measure nothing")
     published: Path | None = option("a folder of files of figures of your own", "FOLDER", shown="the package's own")
@@ -89,7 +93,6 @@ def _again(name: str, home: Path, options: ReproduceOptions) -> int:
     """Measure rows of a sweep again, or take those of `sweep=`, and print how the two compare; return the exit code."""
     from attn_exp.commands.run import run_records
     from attn_exp.reproduce.confirmed import confirm, confirmed_page, records_of, sample
-    from attn_exp.results.read import read_folder, sweep_folders
     from attn_exp.sweep.task_function import OF_A_JOB
 
     if options.where or options.published:
@@ -99,11 +102,11 @@ def _again(name: str, home: Path, options: ReproduceOptions) -> int:
         raise UserError(f"{theirs[0]}= is what the sweep's records say: leave it out")
     with records_of(name, home) as there:
         chosen = sample(there.results, None if options.sweep else options.rows)
-        folders = sweep_folders(options.sweep, home) if options.sweep else []
-        if not folders:
+        measured = options.sweep
+        if not measured:
             sweep = re.sub(r"[^A-Za-z0-9._-]", "-", f"reproduce-{Path(name).resolve().name.partition('.tar')[0]}")
-            folders = [home / sweep]
-            words = [*options.overrides, f"sweep={sweep}", f"folder={folders[0]}"]
+            measured = (str(home / sweep),)
+            words = [*options.overrides, f"sweep={sweep}", f"folder={home / sweep}"]
             words += ["dry_run=true"] if options.dry_run else []
             flags = ["--config-dir", str(options.config_dir)] if options.config_dir else []
             command = ["reproduce", name, f"rows={options.rows or 'all'}", *options.overrides, *flags]
@@ -111,10 +114,25 @@ def _again(name: str, home: Path, options: ReproduceOptions) -> int:
             code = run_records([one.record() for one in chosen], [*flags, *words], command)
             if code or options.dry_run:
                 return code
-        here = [read_folder(folder) for folder in folders]
-        rows = confirm(chosen, [result for sweep in here for result in sweep.results])
-        _print(confirmed_page(rows, [text for sweep in (there, *here) for text in sweep.broken]), options.format)
+        with _sweeps(measured, home) as here:
+            rows = confirm(chosen, [result for sweep in here for result in sweep.results])
+            _print(confirmed_page(rows, [text for sweep in (there, *here) for text in sweep.broken]), options.format)
     return 0
+
+
+@contextmanager
+def _sweeps(words: Sequence[str], home: Path) -> "Iterator[list[Sweep]]":
+    """Yield the sweeps that `sweep=` names, in folders and in archives."""
+    from attn_exp.reproduce.confirmed import records_of
+    from attn_exp.results.read import read_folder, sweep_folders
+
+    with ExitStack() as opened:
+        archives = [word for word in words if Path(word).is_file()]
+        folders = [word for word in words if word not in archives]
+        yield [
+            *(opened.enter_context(records_of(word, home)) for word in archives),
+            *map(read_folder, sweep_folders(folders, home) if folders else ()),
+        ]
 
 
 def _run(needed: Sequence[Sequence[str]], flags: Sequence[str], sweep: str, home: Path) -> "list[Measured]":
@@ -134,11 +152,11 @@ def _run(needed: Sequence[Sequence[str]], flags: Sequence[str], sweep: str, home
 def _measured(word: str, home: Path) -> "list[Measured]":
     """Return what a sweep measured, or the table of one."""
     from attn_exp.reproduce.judged import from_results, from_table
-    from attn_exp.results.read import read_folder, sweep_folders
 
     if word.endswith(".csv"):
         return from_table(Path(word))
-    return [one for folder in sweep_folders([word], home) for one in from_results(read_folder(folder).results)]
+    with _sweeps([word], home) as sweeps:
+        return [one for sweep in sweeps for one in from_results(sweep.results)]
 
 
 def _print(page: "Page", form: str | None) -> None:
@@ -156,7 +174,10 @@ COMMAND = Command(
         ("attn-exp reproduce", "the sources, and how their figures stand"),
         ("attn-exp reproduce cudnn_frontend_h200 dry_run=true", "the runs that are needed"),
         ('attn-exp reproduce cudnn_frontend_h200 where="dtype=bf16 and seq_len >= 8192"', "measure a part"),
-        ("attn-exp reproduce cudnn_frontend_h200 sweep=results/h200/backends/published.csv", "from kept results"),
+        (
+            "attn-exp reproduce cudnn_frontend_h200 sweep=results/h200/reproduce/cudnn_frontend_h200.tar.xz",
+            "from kept records",
+        ),
         ("attn-exp reproduce results/h200/serving/serving.tar.xz rows=20", "jobs of a sweep, measured here again"),
     ),
     overrides=(("KEY=VALUE", "more overrides for the runs: device=cuda:1, stopping.budget_s=2, tracker=none"),),
