@@ -248,6 +248,17 @@ def test_the_same_command_again_keeps_all_and_a_dry_run_says_so(six, monkeypatch
     assert (code, err) == (0, "")
     assert {path: path.stat().st_mtime_ns for path in folder.glob(f"multirun/six/*/{FILE_NAME}")} == before
     assert len(runs(folder)) == 7
+    # So do records alone, as archives have them.
+    for path in before:
+        kept = folder / "multirun" / "kept" / path.parent.name / FILE_NAME
+        kept.parent.mkdir(parents=True)
+        kept.write_bytes(path.read_bytes())
+    code, _, err = call("-m", *SIX, "sweep=kept")
+    assert (code, err) == (0, "")
+    assert all(
+        path.read_bytes() == (folder / "multirun" / "kept" / path.parent.name / FILE_NAME).read_bytes()
+        for path in before
+    )
 
 
 def test_cases_without_a_name_that_are_started_together_get_a_folder_each(tmp_path):

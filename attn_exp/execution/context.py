@@ -17,6 +17,7 @@ from attn_exp.core.files import PRIVATE, is_private, write_whole
 from attn_exp.core.host.home import provide_home
 from attn_exp.core.host.lacking import hold, make_private
 from attn_exp.core.host.nvml import GpuInfo
+from attn_exp.core.record.file import FILE_NAME
 from attn_exp.core.record.request import REQUEST_NAME
 from attn_exp.core.versions import installed_note
 from attn_exp.execution.gpus import Lease, lease
@@ -157,8 +158,8 @@ def _check_ours(folder: Path) -> None:
     names = os.listdir(folder) if folder.is_dir() else []
     if all(name.startswith(".") or name in _HYDRAS_OWN for name in names) or {LOCK_NAME, IDENTITY_NAME} & {*names}:
         return
-    # A sweep that is older than the lock and was tracked nowhere has only requests.
-    if not any(folder.glob(f"*/{REQUEST_NAME}")):
+    # A sweep that is older than the lock and was tracked nowhere has only requests, one from an archive only records.
+    if not any(folder.glob(f"*/{name}") for name in (REQUEST_NAME, FILE_NAME)):
         raise UserError(f"{folder} has files that are no sweep's, and is left as it is: choose another with folder=...")
 
 
