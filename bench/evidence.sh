@@ -133,9 +133,10 @@ step_confirm() {
   local archive name
   for archive in ${SWEEPS:?the archives to confirm}; do
     name=$(basename "$archive" .tar.xz)
-    attn reproduce "$root/$archive" rows="${ROWS:-20}" save_plots=false | tee "$out/confirmed/${name}_rows.txt"
+    attn reproduce "$root/$archive" rows="${ROWS:-20}" save_plots=false
     mv "multirun/reproduce-$name" "multirun/${name}_elsewhere"
     keep "${name}_elsewhere" confirmed
+    attn reproduce "$root/$archive" sweep="${name}_elsewhere" | tee "$out/confirmed/${name}_rows.txt"
   done
 }
 # Published figures, by default all of an H200's: FIGURES="SOURCE ..." WHERE=EXPRESSION. A source may have none to measure.
@@ -143,8 +144,11 @@ step_reproduce() {
   mkdir -p "$out/reproduce"
   local name
   for name in ${FIGURES:-$(basename -s .yaml "$root"/published/*_h200.yaml)}; do
-    attn reproduce "$name" ${WHERE:+where="$WHERE"} save_plots=false | tee "$out/reproduce/${name}_rows.txt"
-    [[ ! -d multirun/reproduce-$name ]] || { mv "multirun/reproduce-$name" "multirun/$name"; keep "$name" reproduce; }
+    attn reproduce "$name" ${WHERE:+where="$WHERE"} save_plots=false
+    [[ -d multirun/reproduce-$name ]] || continue
+    mv "multirun/reproduce-$name" "multirun/$name"
+    keep "$name" reproduce
+    attn reproduce "$name" sweep="$name" | tee "$out/reproduce/${name}_rows.txt"
   done
 }
 # The version of flash-attn-4 from which on a case is slower, from a folder of wheels where there is no index. Ends that
