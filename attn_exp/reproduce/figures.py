@@ -27,7 +27,7 @@ _CASE_KEYS = {
     **{name: (name,) for name in ("q_len", "kv_len", "causal", "align", "window", "layout", "dtype")},
 }
 _NEEDED = ("batch", "model.q_heads", "model.head_dim", "seq_len", "causal", "dtype")
-# Keys that every configuration has and in which no two choices of a group differ: these vary inside of one run.
+# Keys that vary inside of one run: plain values, and no choices of a group.
 _VARIED = ("batch", "model.q_heads", "model.kv_heads", "model.head_dim", "model.value_dim", "seq_len", "q_len",
            "kv_len", "causal", "window")  # fmt: skip
 # Values of keys that a figure's overrides leave out, in runs for which other figures set them.

@@ -1,7 +1,6 @@
 """hydra/launcher=ray: tasks on a Ray cluster.
 
-hydra-ray-launcher 1.2.2 raises for the whole sweep if one task dies, and cannot be installed beside joblib 1.6: one
-requires cloudpickle<3, the other cloudpickle>=3.0.
+Ray is used directly: hydra-ray-launcher 1.2.2 raises for the whole sweep if one task dies.
 """
 
 import logging
