@@ -244,7 +244,7 @@ def test_a_choice_says_why(picks):
     training = picks.choice("training", batch=1, q_heads=2, q_len=16, head_dim=8, dtype="float32", causal=True)
     assert training.label == "eager"
     near = picks.choice(batch=1, q_heads=2, q_len=20, head_dim=8, dtype="float32", causal=True)
-    assert near.how == "nearest" and "nearest of what was measured: b1 h2 s16 d8 fp32 causal and " in near.why
+    assert near.how == "nearest" and "nearest of what was measured: b1 h2 s16 d8 fp32 causal, " in near.why
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,19 @@ def test_what_wins_at_one_shape_by_little_and_loses_at_the_next_by_much_is_not_p
         assert chooser.choice(sweeps.case(seq_len=length), "inference").label == picked
 
 
+def test_all_four_corners_of_a_cell_of_lengths_and_batch_sizes_decide(sweep):
+    times = {"flash": {512: 50.0, 1024: 130.0}, "cudnn": {512: 52.0, 1024: 100.0}}
+    made = [
+        sweeps.job(name, us, us, of=sweeps.case(seq_len=length, batch=batch))
+        for name, own in times.items()
+        for length, us in own.items()
+        for batch in (1, 4)
+    ]
+    between = Chooser(pick([sweep(made)]).table).choice(sweeps.case(seq_len=700, batch=2), "inference")
+    assert between.why.count("s512") == between.why.count("s1024") == 2
+    assert between.label == "cudnn"
+
+
 def test_a_backend_that_was_not_measured_at_the_second_shape_may_be_picked(sweep):
     made = [sweeps.job(name, us, us, of=sweeps.case(seq_len=1024)) for name, us in (("cudnn", 100.0), ("flash", 300.0))]
     made.append(sweeps.job("flash", 900.0, 900.0, of=sweeps.case(seq_len=8192)))

@@ -27,6 +27,8 @@ MODES: dict[Mode, str] = {"inference": "forward", "training": "step"}
 _AGAIN = "attn-exp pick SWEEP out=FILE makes one"
 # Octaves below which two shapes are the same.
 _SAME = 0.01
+# How many measured shapes decide about another one: those around it on a grid of lengths and batch sizes.
+_CORNERS = 4
 # The facts that times on a device depend on, besides the packages of backends.
 _FACTS = {"cuda": ("gpu", "cuda", "cudnn", "driver"), "cpu": ("cpu", "cpu_threads")}
 _PACKAGES = {"cuda": ("torch", "triton"), "cpu": ("torch",)}
@@ -181,9 +183,9 @@ class Choice:
 class Chooser:
     """Chooses from a table. `usable` are the labels that may be chosen: by default all.
 
-    Another shape gets the backend that is fastest in the mean of the two nearest measured ones (in octaves of q_len,
-    kv_len, batch x heads, and head dimensions): what wins at one alone may be far behind a few tokens away. The layout
-    of tensors counts only if the table has both.
+    Another shape gets the backend that is fastest in the mean of the four nearest measured ones (in octaves of q_len,
+    kv_len, batch x heads, and head dimensions), the corners of a cell of lengths and batch sizes: what wins at one
+    alone may be far behind a few tokens away. The layout of tensors counts only if the table has both.
     """
 
     def __init__(self, table: DispatchTable, usable: Collection[str] | None = None) -> None:
@@ -208,19 +210,19 @@ class Chooser:
         if not near:
             kind = ", ".join(f"{name} {value}" for name, value in kind_of(case).items() if name in ("dtype", "mask"))
             return Choice(label=None, how="none", why=f"nothing was measured for {mode} at {kind}")
-        two = nsmallest(2, near, key=lambda one: distance(one.case, case))
-        why = f"nearest of what was measured: {' and '.join(one.case.label() for one in two)}"
+        nearest = nsmallest(_CORNERS, near, key=lambda one: distance(one.case, case))
+        why = f"nearest of what was measured: {', '.join(one.case.label() for one in nearest)}"
         if outside := beyond(case, [one.case for one in near]):
             why = f"beyond all that was measured: {', '.join(outside)}"
-        return Choice(label=self._mean(case, two), how="nearest", why=why, bucket=two[0], beyond=outside)
+        return Choice(label=self._mean(case, nearest), how="nearest", why=why, bucket=nearest[0], beyond=outside)
 
     def _mean(self, case: Case, near: Sequence[Bucket]) -> str | None:
-        """Return the backend with the least time in the mean of buckets: logarithms, by the inverse distance.
+        """Return the backend with the least time in the mean of buckets: logarithms, by the inverse squared distance.
 
         The first bucket's pick stands if it was not measured in the others.
         """
         pick = self._of(near[0])
-        weights = [1 / max(_SAME, distance(bucket.case, case)) for bucket in near]
+        weights = [1 / max(_SAME, distance(bucket.case, case)) ** 2 for bucket in near]
         means = {
             label: sum(weight * math.log(bucket.times_us[label]) for weight, bucket in zip(weights, near, strict=True))
             for label in near[0].times_us
