@@ -105,7 +105,7 @@ step_options() {
 step_numerics() { attn -m +experiment=numerics sweep=numerics; keep numerics numerics; }
 step_cases() {
   local name
-  for name in determinism precision; do
+  for name in ${CASES:-determinism precision}; do
     attn -m "+experiment=$name" "sweep=$name" stopping=quick save_plots=false
     keep "$name" cases
   done
