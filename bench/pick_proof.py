@@ -210,13 +210,16 @@ def constants(table: DispatchTable, mode: str) -> set[str]:
     return {label for label, mean in means.items() if mean <= FAR * min(means.values())}
 
 
-def kept(out: Path) -> list[Row]:
-    """The rows of `pick_proof.csv` with what the table of `out` picks today; the same random shapes are drawn."""
+def kept(out: Path) -> tuple[list[Row], int]:
+    """The rows of `pick_proof.csv` with what the table of `out` picks today; the same random shapes are drawn.
+
+    Also the number of those that are left out, since the pick was not timed.
+    """
     table = read_table(out / "table.json")
     chooser, draw = Chooser(table), random.Random(SEED)
     with (out / "pick_proof.csv").open() as file:
         lines = {(line["case"], line["mode"]): line for line in csv.DictReader(file)}
-    rows: list[Row] = []
+    rows, every = list[Row](), len(lines)
     for _ in range(MOST_SHAPES):
         case = drawn(draw, table.fingerprint["device"])
         for mode in MODES:
@@ -224,7 +227,7 @@ def kept(out: Path) -> list[Row]:
             times = {label: float(line[label]) for label in (OWN, *table.backends) if line.get(label)}
             if (choice := chooser.choice(case, mode)).label in times:
                 rows.append(Row(case, mode, choice, times))
-    return rows
+    return rows, every - len(rows)
 
 
 def report(rows: list[Row]) -> str:
@@ -330,7 +333,10 @@ def main() -> None:
     )
     given = parser.parse_args()
     if given.again:
-        print(report(kept(given.out)))
+        if not (given.out / "table.json").exists():
+            parser.error(f"{given.out} has no table: in it, attn-exp pick {SWEEP} out=table.json")
+        rows, left_out = kept(given.out)
+        print(report(rows) + f"\n{left_out} rows are left out: their pick was not timed" * bool(left_out))
         return
     device = "cuda" if torch.cuda.is_available() else "cpu"
     given.out.mkdir(parents=True, exist_ok=True)
@@ -341,7 +347,7 @@ def main() -> None:
     # A second call may come to another GPU of the same name, or to other versions of what is not picked.
     picks = attn_exp.dispatch.load(table, other_gpu="warn")
     machine, draw = Machine.open(device), random.Random(SEED)
-    rows: list[Row] = []
+    rows = []
     for _ in range(given.skip):
         drawn(draw, device)
     began, shapes = time.perf_counter(), 0
@@ -349,10 +355,12 @@ def main() -> None:
         rows += rows_of(drawn(draw, device), shapes, picks, machine)
         shapes += 1
     with (out / "pick_proof.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, ["case", "mode", "picked", "how", "slower", OWN, *picks.table.backends])
+        heads = ["case", "mode", "gpu_uuid", "picked", "how", "slower", OWN, *picks.table.backends]
+        writer = csv.DictWriter(file, heads)
         writer.writeheader()
         for row in rows:
-            said = {"case": row.case.label(), "mode": row.mode, "picked": row.choice.label, "how": row.choice.how}
+            said = {"case": row.case.label(), "mode": row.mode, "gpu_uuid": machine.environment.get("gpu_uuid")}
+            said |= {"picked": row.choice.label, "how": row.choice.how}
             times = {label: f"{time_us:.2f}" for label, time_us in row.times_us.items()}
             writer.writerow(said | {"slower": f"{row.slower():.4f}"} | times)
     taken = f"{shapes} random shapes between those of the sweep, in {time.perf_counter() - began:.0f} s"

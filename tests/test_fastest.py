@@ -310,6 +310,22 @@ def test_a_narrow_table_omits_the_slowest_and_says_so(tmp_path):
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_a_winner_that_is_far_behind_elsewhere_is_shown_and_the_headline_says_so(tmp_path):
+    names = [f"backend{letter}" for letter in "abcdefgh"]
+    times = {name: [100.0 + at] * 3 for at, name in enumerate(names)} | {"backendh": [90.0, 90.0, 400.0]}
+    found = found_in(
+        tmp_path,
+        [
+            forward(name, us, of=sweeps.case(seq_len=length))
+            for name, own in times.items()
+            for length, us in zip((1024, 2048, 4096), own, strict=True)
+        ],
+    )
+    assert found.answer.headline()[0].startswith("backendh is fastest in 2 of 3 rows, but over all rows 0.6")
+    shown = text_of(end_page(found), width=80).split("omitted")[0].splitlines()
+    assert any("backenda" in line and "backendh" in line for line in shown)
+
+
 def test_a_narrow_table_says_once_what_all_cases_have(tmp_path):
     unlike = replace(sweeps.CASE, batch=64, q_heads=8, kv_heads=2, q_len=1, head_dim=64, value_dim=64, page_size=16)
     records = [forward(f"backend{letter}", 100.0, of=of) for letter in "abcd" for of in (sweeps.CASE, unlike)]

@@ -1,5 +1,6 @@
 """The arithmetic of bench/pick_proof.py, on made-up times: its measurements take minutes on a GPU."""
 
+import csv
 import importlib.util
 import random
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 import sweeps
 
-from attn_exp.core.dispatch_table import Bucket, Choice, DispatchTable
+from attn_exp.core.dispatch_table import Bucket, Choice, DispatchTable, normalised, write_table
 
 PATH = Path(__file__).resolve().parents[1] / "bench" / "pick_proof.py"
 TIMES = {
@@ -85,3 +86,23 @@ def test_decodes_are_among_the_random_shapes_and_lie_between_those_of_the_grid(p
     decodes = [case for case in cases if case.q_len == 1]
     assert 40 < len(decodes) < 100 and not any(case.causal for case in decodes)
     assert all(256 <= case.kv_len <= 8192 and 16 <= case.batch * case.q_heads <= 64 for case in cases)
+
+
+def test_todays_picks_are_judged_by_kept_times_and_those_without_a_time_are_counted(proof, tmp_path):
+    draw = random.Random(proof.SEED)
+    cases = [proof.drawn(draw, "cpu") for _ in range(3)]
+    times = {"math": 10.0, "flash": 20.0}
+    buckets = tuple(
+        Bucket(mode="inference", case=normalised(case), pick="math", times_us=times) for case in dict.fromkeys(cases)
+    )
+    table = DispatchTable(
+        made_by="", fingerprint={"device": "cpu"}, backends={name: {} for name in times}, buckets=buckets
+    )
+    write_table(table, tmp_path / "table.json")
+    with (tmp_path / "pick_proof.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["case", "mode", "flash", "math"])
+        writer.writeheader()
+        for case, own in zip(cases, ({"flash": 8.0, "math": 10.0}, {"flash": 8.0}, {"math": 9.0}), strict=True):
+            writer.writerow({"case": case.label(), "mode": "inference"} | own)
+    rows, left_out = proof.kept(tmp_path)
+    assert [row.slower() for row in rows] == [1.25, 1.0] and left_out == 1

@@ -257,6 +257,8 @@ def test_a_sweep_of_another_host_is_confirmed_or_its_differences_are_named():
         there[:1], [result_of(sweeps.job("flash", 100.0, None, of=cases[0], measuring={"regime": regime}))]
     )
     assert unlike.verdict == "measured differently" and "regime" in unlike.differs
+    (alike,) = confirm(there[:1], [result_of(sweeps.job("flash", 150.0, None, of=cases[0]))])
+    assert (alike.verdict, alike.differs) == ("contradicted", "nothing differs that the records have")
 
 
 def test_a_sample_of_a_sweep_has_all_backends_and_is_the_same_each_time():

@@ -25,9 +25,10 @@ _METRICS = {"tflops": "tflops", "us": "time_us", "gb/s": "gb_per_s"}
 def answer_table(rows: Sequence[Ranking], metric: ChosenMetric, show: str = "auto") -> Sheet:
     """Return the table of the ranked rows of all cases and passes.
 
-    Backends stand in the order of their mean speed, so that a narrow table omits the slowest. Names of one kernel that
-    do not differ are one column, with the geometric mean of their values. A row without a value has its status, and a
-    backend without any value no column. For times, `show=auto` takes GB/s for decoding and microseconds on a CPU.
+    Backends stand in the order of their mean speed. A narrow table omits the slowest of those that win nowhere. Names
+    of one kernel that do not differ are one column, with the geometric mean of their values. A row without a value has
+    its status, and a backend without any value no column. For times, `show=auto` takes GB/s for decoding and
+    microseconds on a CPU.
     """
     name = _shown(rows, show) if metric.name in _METRICS.values() else metric.name
     labels, groups = _by_speed(rows, metric), by_group(rows)
@@ -39,23 +40,25 @@ def answer_table(rows: Sequence[Ranking], metric: ChosenMetric, show: str = "aut
         way for way in WAYS if way not in ("timer", "device") and len({WAYS[way](_told(one)) for one in groups}) > 1
     ]
     case_columns, case_values = split(case_pairs(rows))
+    lines, won = [], set[int]()
+    for group, table in zip(groups, tables, strict=True):
+        best = set() if metric.kind.is_fact else {id(row) for row in winners(group)}
+        columns_rows = [[table[label] for label in names if label in table] for names in kernels]
+        here = {at for at, own in enumerate(columns_rows) if any(id(row) in best for row in own)}
+        won |= here
+        texts = [MARK * (at in here) + _text(own, name) for at, own in enumerate(columns_rows)]
+        own = (WAYS[way](_told(group)) for way in ways)
+        lines.append((*case_values(group[0]), *own, group[0].cell.direction, *texts))
+    heads = [", ".join(names) for names in kernels]
     columns = (
         *case_columns,
         *(Column(way, way) for way in ways),
         Column("pass", "pass"),
         # The first is never omitted.
-        *(Column(", ".join(names), ", ".join(names), "right", spare=at) for at, names in enumerate(kernels)),
+        *(Column(head, head, "right", spare=at and at + len(heads) * (at not in won)) for at, head in enumerate(heads)),
     )
-    lines, any_won = [], False
-    for group, table in zip(groups, tables, strict=True):
-        best = set() if metric.kind.is_fact else {id(row) for row in winners(group)}
-        any_won = any_won or bool(best)
-        columns_rows = [[table[label] for label in names if label in table] for names in kernels]
-        texts = [MARK * any(id(row) in best for row in own) + _text(own, name) for own in columns_rows]
-        own = (WAYS[way](_told(group)) for way in ways)
-        lines.append((*case_values(group[0]), *own, group[0].cell.direction, *texts))
     title = metric_named(name).head.replace("bytes", "MiB")
-    if any_won:
+    if won:
         title += f"; {MARK} {'fastest' if metric.kind.follows_clock else 'best'}, or too close to it to call"
     note = _without_number([label for label in labels if label not in valued], rows)
     if any(NOISE in line for line in lines):

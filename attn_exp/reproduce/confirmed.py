@@ -121,6 +121,8 @@ def _confirmed(old: Cell, new: Cell | None, metric: ChosenMetric) -> Confirmed:
     facts = ("another card" if one.name == "gpu_uuid" else str(one) for one in unlike)
     differs = [] if verdict == "confirmed" else [*facts, *_given(old, new)]
     low, ratio, high = (math.exp(better + step) for step in (-half, 0.0, half))
+    if verdict != "confirmed" and not differs:
+        differs = ["nothing differs that the records have"]
     return Confirmed(old, new, verdict, ratio, low, high, "; ".join(differs))
 
 
