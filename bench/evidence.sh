@@ -93,7 +93,10 @@ step_serving() {
   keep serving serving
 }
 step_decode_model() { mkdir -p "$out/serving"; python3 "$root/examples/decode_model.py" | tee "$out/serving/decode_model.txt"; }
-step_compile() { attn -m +experiment=compile sweep=compile save_plots=false; keep compile backends; }
+step_compile() {
+  attn -m +experiment=compile ${BACKENDS:+"backend=$BACKENDS"} sweep=compile save_plots=false
+  keep compile backends
+}
 # torch.utils.benchmark.Timer and the sum of kernels beside our own timing, and orders of preference.
 step_options() {
   local shape=(model=sdpa_bench batch=4 seq_len=2048 dtype=bf16 causal=true save_plots=false)
