@@ -55,6 +55,9 @@ def test_sweeps_are_found_by_name_pattern_and_path(tmp_path, monkeypatch):
         sweep_folders(["nigth-1"])
     with pytest.raises(UserError, match=r"no sweep in .* matches 'x\*'"):
         sweep_folders(["x*"])
+    (tmp_path / "other.tar.xz").touch()
+    with pytest.raises(UserError, match=r"is an archive: mkdir -p \S+ && tar -xf other.tar.xz -C \S+"):
+        sweep_folders(["other.tar.xz"])
 
 
 def test_a_folder_without_records_is_no_sweep(tmp_path):

@@ -2,6 +2,7 @@
 
 import fnmatch
 import os
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -178,6 +179,9 @@ def _rows(result: Result) -> list[dict[str, Any]]:
 
 
 def _no_sweep(word: str, home: Path, there: Sequence[str], kept: Sequence[str]) -> str:
+    if Path(word).is_file() and ".tar" in Path(word).suffixes:
+        place = shlex.quote(str(home))
+        return f"'{word}' is an archive: mkdir -p {place} && tar -xf {shlex.quote(word)} -C {place}"
     if not there and not kept:
         return f"there is no sweep '{word}': {home}/ has none yet (folder=FOLDER looks elsewhere)"
     known = f"the sweeps in {home} are {', '.join(there[-8:])}" if there else f"{home}/ has no sweep"
