@@ -50,6 +50,7 @@ step_sdpa_sweep_load() {
     save_plots=false
   keep load sdpa_sweep_load
 }
+step_plain() { python3 "$root/bench/plain.py" "$out/plain" ${ROWS:+--rows "$ROWS"}; }
 step_plain_stall() { python3 "$root/bench/plain.py" "$out/plain_stall" --stall ${ROWS:+--rows "$ROWS"}; }
 # The proof of method 5: how far three names of one kernel differ, with the records of each sweep.
 step_same_kernel() {

@@ -32,10 +32,14 @@ from attn_exp.worker.machine.device import Machine
 from attn_exp.worker.measure import measure
 
 SECONDS, BURST_S, REST_S = 3.0, 0.1, 1.0
-# Backend, batch, length, causal; bf16, 16 heads of 128.
+# Backend, batch, length, causal; bf16, 16 heads of 128. First the longest of PyTorch's benchmarks/transformer/sdpa.py.
 ROWS = (
     ("cudnn", 1, 8192, True),
     ("cudnn", 8, 8192, True),
+    ("cudnn", 16, 8192, True),
+    ("cudnn", 1, 8192, False),
+    ("cudnn", 8, 8192, False),
+    ("cudnn", 16, 8192, False),
     ("cudnn", 16, 1024, True),
     ("cudnn", 8, 512, True),
     ("flex", 4, 4096, True),
@@ -74,7 +78,7 @@ def loop(call: Callable[[], object], seconds: float) -> list[tuple[float, float]
 
 def settled(call: Callable[[], object]) -> tuple[float, float]:
     """The median time in the second half of a loop, and the mean power in watts in that time."""
-    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
     loop(call, SECONDS / 2)
     before, began = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle), time.perf_counter()
     times = loop(call, SECONDS / 2)
@@ -224,7 +228,7 @@ def main(out: Path, rows_wanted: int) -> int:
         del calls
         torch.cuda.set_stream(stream)
         torch.cuda.empty_cache()
-    write_rows(out / "plain.csv", rows)
+        write_rows(out / "plain.csv", rows)
     # A launch-bound call's events are the host's.
     above = [row for row in rows if float(row["plain_us"]) > 100 and not row["plain_is_launch_bound"]]
     offs = [abs(float(row["sustained_off"])) for row in above]
