@@ -1,6 +1,7 @@
 """A worker process that ends at the wrong moment, or says what no worker says: whose job is charged with it."""
 
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import cli
 import pytest
 
+from attn_exp.core.files import cut_middle
 from attn_exp.execution import worker_process
 from attn_exp.execution.worker import Outcome, Worker
 
@@ -150,3 +152,16 @@ def test_a_long_log_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
     assert (16 << 20) < len(log) < (16 << 20) + 100
     assert log.startswith(b"first\n") and log.endswith(b"\nlast")
     assert b"\n... 25165835 bytes were left out here ...\n" in log
+
+
+def test_a_long_log_is_cut_on_a_full_disk_too(tmp_path: Path) -> None:
+    log = tmp_path / "worker.log"
+    with log.open("wb") as file:
+        file.truncate(100_000)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (600, before[1]))
+        cut_middle(log, 1000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert log.stat().st_size == 600 and b"99000 bytes were left out here" in log.read_bytes()

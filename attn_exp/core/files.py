@@ -105,15 +105,17 @@ def read_whole(path: Path, most: int | None = None) -> bytes:
 
 def cut_middle(path: Path, most: int) -> None:
     """Leave of a file that has more than `most` bytes its beginning and its end, and a line that says so between."""
-    with contextlib.suppress(OSError), open(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC), "r+b") as file:
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+    with contextlib.suppress(OSError), open(os.open(path, flags), "r+b", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         if size <= most or not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             return
         file.seek(size - most // 2)
         end = file.read()
+        # First, so that a full disk has room for the end.
+        file.truncate(most // 2)
         file.seek(most // 2)
         file.write(f"\n... {size - most} bytes were left out here ...\n".encode() + end)
-        file.truncate()
 
 
 def rewrite(path: Path, changed: Callable[[str], str]) -> None:
