@@ -49,8 +49,8 @@ from attn_exp.worker.machine.device import Machine
 
 HERE = Path(__file__).resolve().parent
 SWEEP, SEED = "pick_proof", 1
-# The grid, and what random shapes lie between: half octaves where different backends win, of lengths that tiles of 128
-# do not divide, as most lengths. A CPU's is only there to try this program.
+# The grid, and what random shapes lie between. Half octaves lie where different backends win; like most lengths, theirs
+# are no multiples of a tile of 128. A CPU's is only there to try this program.
 GRIDS = {
     "cuda": {"batch": (1, 2, 4), "heads": 16, "seq_len": (256, 360, 512, 728, 1024, 2048, 4096, 8192), "dims": (128,)},
     "cpu": {"batch": (1, 2), "heads": 2, "seq_len": (32, 64, 128), "dims": (32,)},

@@ -321,7 +321,7 @@ def test_a_winner_that_is_far_behind_elsewhere_is_shown_and_the_headline_says_so
             for length, us in zip((1024, 2048, 4096), own, strict=True)
         ],
     )
-    assert found.answer.headline()[0].startswith("backendh is fastest in 2 of 3 rows, but over all rows 0.6")
+    assert found.answer.headline()[0].startswith("backendh is fastest in 2 of 3 rows, over all rows only 0.6")
     shown = text_of(end_page(found), width=80).split("omitted")[0].splitlines()
     assert any("backenda" in line and "backendh" in line for line in shown)
 

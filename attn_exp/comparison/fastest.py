@@ -163,7 +163,7 @@ class Answer:
         if self.lead is not None:
             lead = str(self.lead) if by_time else str(self.lead).replace(" as fast as ", " as good as ")
             # A winner of most rows may be far behind in the others.
-            lead = lead if self.lead.value >= 1 else f"but over all rows {lead}"
+            lead = lead if self.lead.value >= 1 else f"over all rows only {lead}"
             lead = f"; {first.leader} is {lead}" if first.tied else f", {lead}"
             # Names and counts come before the interval.
             room = _LONGEST - len(line) - sum(len(part) + 2 for part in parts)
