@@ -72,8 +72,8 @@ def below_kernels(direction: str, timings: Sequence[Timing], flags: Collection[s
     Args:
         direction: the pass.
         timings: the ranking timer's samples, and those that the `kernel` timer took at the same clocks.
-        flags: the flags of the samples and the machine; the margin is wider if clocks changed. With `shared_gpu` nothing
-            is compared, since the GPU's time slices stretch the kernels of a trace: 107 us became 2,557.
+        flags: the flags of the samples and the machine; the margin is wider if clocks changed. With `shared_gpu` none
+            is compared, since the time slices stretch the kernels of a trace: 107 us became 2,557.
     """
     union_us = next((one.notes[UNION_NOTE] for one in timings[1:] if UNION_NOTE in one.notes), None)
     warm = timings[0].timer in _WARM_TIMERS
