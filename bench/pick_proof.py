@@ -119,6 +119,7 @@ def sweep(out: Path, backends: str, device: str) -> None:
     one = GRIDS[device]
     common = (f"backend={backends}", f"sweep={SWEEP}", f"device={device}", "tracker=none")
     dtype = "dtype=bf16" if device == "cuda" else "dtype=fp32"
+    # The dense part to 1 %: its records are kept, and samples are most of their size.
     grids = (("default", one["batch"], one["heads"], one["seq_len"], one["seq_len"]), ("percent", 1, *one["few"]))
     for stopping, batch, heads, lengths, of_decodes in grids:
         shapes = (
