@@ -13,7 +13,7 @@ from attn_exp.commands.doctor import main
 from attn_exp.doctor import clock_checks as verdicts
 from attn_exp.doctor import run_checks as alarms
 from attn_exp.doctor import run_checks as doctor
-from attn_exp.doctor.bench import Bench, Finding, attention
+from attn_exp.doctor.bench import Bench, Finding, attention, open_bench, side_by_side
 from attn_exp.doctor.run_checks import CHECKS, alarms_fire
 from attn_exp.results.calibration import Calibration, calibration_path, margin_for, read_calibration, write_calibration
 from attn_exp.worker.machine.device import Machine
@@ -87,7 +87,7 @@ def test_the_delta_of_noisy_a_a_comparisons_is_kept_and_found(bench, state, monk
 def rounds(monkeypatch):
     """Stands in for seven rounds of two calls, without noise; a list of the medians that each call has in turn."""
     given = []
-    monkeypatch.setattr(verdicts, "side_by_side", lambda *_, **__: [[us] * 7 for us in given])
+    monkeypatch.setattr(verdicts, "side_by_side", lambda *_, **__: [dict.fromkeys(range(7), us) for us in given])
     monkeypatch.setitem(verdicts.COMPARISONS, "cpu", (4, 4, 4))
     return given
 
@@ -100,6 +100,20 @@ def test_instances_that_differ_a_clock_that_sees_nothing_and_one_that_sees_too_m
     assert verdicts.equal_things_are_equal(bench).passed
     assert not verdicts.differences_are_found(bench).passed
     assert not verdicts.twice_the_work_takes_twice_as_long(bench).passed
+
+
+def test_every_check_of_a_cpu_comes_to_a_finding(bench, monkeypatch):
+    """Also check 9, where the slower call is decided and leaves before the other."""
+    monkeypatch.setitem(verdicts.COMPARISONS, "cpu", (2, 4, 1))
+    seen = [check(bench).seen for check in CHECKS["cpu"]]
+    assert "detected in" in seen[2] and len(seen) == 4
+
+
+def test_calls_are_timed_with_the_kernel_that_they_are_named_after(monkeypatch):
+    monkeypatch.setattr(Machine, "ceilings_for", lambda *_: {})
+    bench, seen = open_bench("cpu"), set()
+    side_by_side(bench, lambda: seen.add(torch.backends.cuda.math_sdp_enabled()))
+    assert seen == {False}
 
 
 def test_the_doctor_speaks_at_once_and_all_along(tmp_path):

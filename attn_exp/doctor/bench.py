@@ -1,18 +1,21 @@
 """The bench of all checks: a machine, a call on it, and how calls are timed and compared."""
 
+import contextlib
 import statistics
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 from attn_exp.attention.inputs import make_inputs
 from attn_exp.backends.base import Calls, load_backend
 from attn_exp.core.case.case import Case
 from attn_exp.core.record.request import Measuring, Request
 from attn_exp.core.stats.paired import MARGIN_FLOOR
-from attn_exp.core.stats.summary import round_medians
+from attn_exp.core.stats.summary import medians_by_round
 from attn_exp.timers import make_timer
 from attn_exp.timers.call import Call
-from attn_exp.timers.loop import Entry, sample, sample_turns
+from attn_exp.timers.loop import Entry, sample_turns
 from attn_exp.timers.stopping import StoppingRule
 from attn_exp.worker.machine.device import Machine
 
@@ -45,6 +48,8 @@ class Bench:
     call_us: float
     margin: float = MARGIN_FLOOR
     comparisons: int = 0
+    # What every call is timed in: without it SDPA itself chooses a kernel.
+    scope: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
     # The same as `call`, with tensors of its own at other addresses; None where only `call` is needed.
     twin: Call | None = None
     # Told which share of the check that runs is done.
@@ -92,21 +97,17 @@ def open_bench(device: str) -> Bench:
         calls, twin = (attention(device, batch=8, length=4096)[1] for _ in range(2))
     else:
         calls, twin = (attention(device, batch=1, length=128, heads=2, dim=32)[1] for _ in range(2))
-    bench = Bench(machine, calls.forward, 0.0, twin=twin.forward)
-    bench.call_us = median_us(bench, bench.timer, bench.call)
+    bench = Bench(machine, calls.forward, 0.0, scope=calls.scope, twin=twin.forward)
+    (medians_us,) = side_by_side(bench, bench.call)
+    bench.call_us = statistics.median(medians_us.values())
     return bench
 
 
-def median_us(bench: Bench, timer: str, call: Call) -> float:
-    """Return the median of seven rounds by a timer, in microseconds."""
-    return statistics.median(sample(make_timer(timer, bench.machine.gpu), call, SEVEN).times_us)
-
-
-def side_by_side(bench: Bench, *calls: Call, rule: StoppingRule = SEVEN, rests: bool = False) -> list[list[float]]:
-    """Return the round medians of each call in microseconds, interleaved, by the default timer.
+def side_by_side(bench: Bench, *calls: Call, rule: StoppingRule = SEVEN, rests: bool = False) -> list[dict[int, float]]:
+    """Return the median of each call in each round in microseconds, interleaved, by the default timer.
 
     With `rests` a GPU rests between blocks for as long as keeps its highest clock, so that no power cap engages.
     """
-    entries = [Entry(make_timer(bench.timer, bench.machine.gpu), call) for call in calls]
+    entries = [Entry(make_timer(bench.timer, bench.machine.gpu), call, bench.scope) for call in calls]
     timings = sample_turns(entries, rule, card=bench.machine.card if rests else None)
-    return [round_medians(timing.times_us, timing.rounds) for timing in timings if timing is not None]
+    return [medians_by_round(timing.times_us, timing.rounds) for timing in timings if timing is not None]
