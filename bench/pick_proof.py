@@ -41,7 +41,7 @@ from attn_exp.core.dispatch_table import MODES, Choice, Chooser, DispatchTable, 
 from attn_exp.core.sheet.render import grid
 from attn_exp.core.sheet.sheet import sheet_of
 from attn_exp.core.stats.paired import MARGIN_FLOOR, compare_pair
-from attn_exp.core.stats.summary import round_medians, summarize
+from attn_exp.core.stats.summary import medians_by_round, summarize
 from attn_exp.timers import make_timer
 from attn_exp.timers.loop import Entry, sample_turns
 from attn_exp.timers.stopping import StoppingRule
@@ -306,10 +306,10 @@ def model_duel(picks: attn_exp.dispatch.Dispatcher, machine: Machine) -> str:
         for entry in entries:
             entry.call()
         timings = sample_turns(entries, MODEL_ROUNDS, card=machine.card)
-        medians = [round_medians(timing.times_us, timing.rounds) for timing in timings]
+        medians = [medians_by_round(timing.times_us, timing.rounds) for timing in timings]
         found = compare_pair(*medians, MARGIN_FLOOR)
         low, ratio, high = (1 + one for one in (found.low, found.effect, found.high))
-        times = " and ".join(f"{statistics.median(one):.1f}" for one in medians)
+        times = " and ".join(f"{statistics.median(one.values()):.1f}" for one in medians)
         said.append(
             f"{mode}: {' and '.join(models)} take {times} us, "
             f"{ratio:.3f} times as fast [95 % CI: {low:.3f}, {high:.3f}] in {found.rounds} rounds: {found.verdict}; "
