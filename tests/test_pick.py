@@ -240,6 +240,20 @@ def test_a_mistake_is_one_sentence_and_leaves_no_file(sweep, call, tmp_path, wor
     assert not (tmp_path / "table.json").exists()
 
 
+def test_a_package_that_was_installed_in_between_counts_for_the_backends_that_call_it(sweep):
+    """FlexAttention's own kernels are torch's."""
+    there = sweeps.H200 | {"versions": sweeps.H200["versions"] | {"flash-attn-4": "4.0.0"}}
+
+    def picked(name, target):
+        options = {"options": {"_target_": f"attn_exp.backends.{target}"}}
+        later = sweeps.job(name, of=sweeps.case(seq_len=2048), environment=there, **options)
+        return pick([sweep([sweeps.job(name, **options), later], name)]).table.buckets
+
+    assert picked("flex", "flex.Flex")
+    with pytest.raises(UserError, match="several environments"):
+        picked("fa4", "fa4.FlashAttention4")
+
+
 def test_tables_that_are_edited_foreign_or_of_another_schema_are_refused(sweep, tmp_path):
     path = tmp_path / "t.json"
     write_table(pick([sweep(records((512,)))]).table, path)
