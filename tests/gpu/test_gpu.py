@@ -78,6 +78,25 @@ def test_a_busy_host_moves_the_event_timer_and_not_the_device_timer(machine):
 
 
 @ALONE
+def test_the_tuner_of_triton_sees_the_gpu_where_triton_s_own_sees_the_host(machine):
+    from triton.testing import do_bench
+
+    from attn_exp.kernels.tuning import bench
+
+    x = torch.zeros(1024, device="cuda")
+
+    def late() -> None:
+        began = machine.gpu.now_us()
+        while machine.gpu.now_us() - began < 100:
+            pass
+        x.add_(1.0)
+
+    assert do_bench(late, quantiles=(0.5,)) > 0.08
+    (ours,) = bench(late, (0.5,))
+    assert 0.001 < ours < 0.05
+
+
+@ALONE
 @pytest.mark.parametrize(("batch", "length"), [(16, 512), (2, 8192)])
 def test_device_kernel_and_graph_agree_side_by_side(machine, batch, length):
     case = gpu_case(batch=batch, heads=16, q_len=length, dim=128)
