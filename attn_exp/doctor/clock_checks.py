@@ -293,7 +293,6 @@ def _loop_us(bench: Bench, call: Call) -> float:
     gpu, times, began = bench.machine.gpu, list[float](), time.perf_counter()
     assert gpu is not None
     before = None
-    # Without its scope SDPA would choose another kernel than the job's.
     with bench.scope():
         while time.perf_counter() - began < _LOOP_S:
             gpu.flush("cold")

@@ -59,19 +59,21 @@ def autotuned(kernel: Any, item_bytes: int, width: int) -> Any:
     )(kernel)
 
 
-# How long the GPU waits while the host enqueues calls, each of which takes it some 50 us; calls, and their time in all.
-_AHEAD_CYCLES, _CALLS, _CALLS_MS = 10_000_000, (3, 20), 100.0
+# Of each configuration at least and at most so many calls are timed, and about so many milliseconds between these.
+_LEAST_CALLS, _MOST_CALLS, _ABOUT_MS = 3, 20, 100.0
+# The GPU sleeps for 5 ms while the host enqueues them, which takes some 50 us a call.
+_AHEAD_CYCLES = 10_000_000
 
 
 def bench(call: Callable[[], object], quantiles: Sequence[float]) -> list[float]:
     """Return quantiles of a call's time on the GPU in milliseconds, with a cold L2 cache.
 
-    `triton.testing.do_bench`, the autotuner's default, measures the host where a call is shorter than its launch. All
-    configurations then take as long, and one of them is chosen by chance.
+    The autotuner's default, `triton.testing.do_bench`, measures the launch where a call is shorter than that. All
+    configurations then seem to take the same time, and chance selects one.
     """
     call()  # compiles
     (about_ms,) = _times_ms(call, 1)
-    times_ms = sorted(_times_ms(call, max(_CALLS[0], min(_CALLS[1], round(_CALLS_MS / about_ms)))))
+    times_ms = sorted(_times_ms(call, max(_LEAST_CALLS, min(_MOST_CALLS, round(_ABOUT_MS / about_ms)))))
     return [times_ms[int(share * len(times_ms))] for share in quantiles]
 
 

@@ -119,11 +119,9 @@ def _confirmed(old: Cell, new: Cell | None, metric: ChosenMetric) -> Confirmed:
     else:
         verdict = "confirmed" if abs(better) <= max(_EQUAL, half) else "beside"
     facts = ("another card" if one.name == "gpu_uuid" else str(one) for one in unlike)
-    differs = [] if verdict == "confirmed" else [*facts, *_given(old, new)]
+    differs = [*facts, *_given(old, new)] or ["nothing differs that the records have"]
     low, ratio, high = (math.exp(better + step) for step in (-half, 0.0, half))
-    if verdict != "confirmed" and not differs:
-        differs = ["nothing differs that the records have"]
-    return Confirmed(old, new, verdict, ratio, low, high, "; ".join(differs))
+    return Confirmed(old, new, verdict, ratio, low, high, "" if verdict == "confirmed" else "; ".join(differs))
 
 
 def _given(old: Cell, new: Cell) -> list[str]:
