@@ -175,13 +175,14 @@ def twice_the_work_takes_twice_as_long(bench: Bench) -> Finding:
 def timers_agree(bench: Bench) -> Finding:
     """5: device, kernel and graph agree on one call, interleaved."""
     gpu, seen, passed = bench.machine.gpu, [], True
-    for batch, length in ((5, 4096), (2, 1024)):
+    # Both take less than `kernel` puts a GPU under load for, which then has another clock.
+    for batch, length in ((2, 4096), (2, 1024)):
         _, calls = attention("cuda", batch=batch, length=length)
         entries = [Entry(make_timer(name, gpu), calls.forward, calls.scope) for name in ("device", "kernel", "graph")]
         # With rest before every block: a profiler session begins with a pause, after which a capped GPU is faster.
         timings = sample_turns(entries, SEVEN, card=bench.machine.card)
         device_us, kernel_us, graph_us = (statistics.median(timing.times_us) for timing in timings if timing)
-        limit = 0.01 * device_us if device_us >= 1000 else 2 + 0.03 * device_us
+        limit = 2 + 0.01 * device_us
         passed &= agree(device_us, kernel_us, graph_us, limit)
         seen.append(
             f"at {device_us:.0f} us kernel {device_us - kernel_us:+.1f} (-{limit:.1f} to "

@@ -91,9 +91,8 @@ def test_the_tuner_of_triton_sees_the_gpu_where_triton_s_own_sees_the_host(machi
             pass
         x.add_(1.0)
 
-    assert do_bench(late, quantiles=(0.5,)) > 0.08
     (ours,) = bench(late, (0.5,))
-    assert 0.001 < ours < 0.05
+    assert 0.001 < ours < 0.05 < do_bench(late, quantiles=(0.5,))
 
 
 @ALONE
