@@ -224,7 +224,7 @@ def test_a_length_within_a_known_eighth_octave_needs_no_case_of_its_own(picks, m
     for length in range(104, 128):
         q, k, v = qkv(length)
         torch.testing.assert_close(picks.attention(q[:, :, -1:], k, v), SDPA(q[:, :, -1:], k, v))
-    assert made == [104, 112, 120]
+    assert made == [104, 105, 113, 121]
 
 
 def test_a_length_that_is_refused_decides_nothing_for_its_eighth_octave(picks, monkeypatch):
@@ -245,6 +245,14 @@ def test_a_choice_says_why(picks):
     assert training.label == "eager"
     near = picks.choice(batch=1, q_heads=2, q_len=20, head_dim=8, dtype="float32", causal=True)
     assert near.how == "nearest" and "nearest of what was measured: b1 h2 s16 d8 fp32 causal, " in near.why
+
+
+def test_a_length_counts_as_its_tiles(loaded):
+    # 264 and 384 fill or begin a third tile of 128, and 256 has two.
+    picks = loaded(buckets=(bucket(256, "math", "inference"), bucket(384, "eager", "inference")))
+    chosen = [picks.choice(batch=1, q_heads=2, q_len=length, head_dim=8, dtype="float32", causal=True).label
+              for length in (248, 264)]  # fmt: skip
+    assert chosen == ["math", "eager"]
 
 
 @pytest.mark.parametrize(

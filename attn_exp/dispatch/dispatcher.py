@@ -229,9 +229,9 @@ class Dispatcher(AbstractContextManager["Dispatcher"]):
         return call
 
     def _step(self, seen: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return what was seen with lengths that were not measured rounded down to an eighth octave.
+        """Return what was seen with lengths that were not measured rounded up to an eighth octave.
 
-        A choice between measured shapes takes milliseconds.
+        A choice between measured shapes takes milliseconds. Rounded up, lengths with as many tiles stay together.
         """
         q, k, v, *rest = seen
         if not len(q) == len(k) == len(v) == 4 or (q[2], k[2]) in self._lengths:
@@ -308,6 +308,6 @@ def _case(seen: tuple[Any, ...]) -> Case | None:
 
 
 def _stepped(length: int) -> int:
-    """Return a length rounded down to one of eight an octave."""
-    shift = max(0, length.bit_length() - _STEPS)
-    return length >> shift << shift
+    """Return a length rounded up to one of eight an octave."""
+    shift = max(0, (length - 1).bit_length() - _STEPS)
+    return -(-length >> shift) << shift

@@ -11,6 +11,8 @@ from attn_exp.core.case.masks import KINDS, Numbered
 
 # The distance that one property (a mask, a layout) adds, in octaves of sizes.
 _PROPERTY = 1.5
+# Kernels compute tiles of so many queries or keys, of which the last takes as long as the others.
+_TILE = 128
 
 # The sizes whose logarithms matter. A GPU works on batch x heads side by side.
 SIZES: dict[str, Callable[[Case], float]] = {
@@ -53,12 +55,21 @@ def beyond(case: Case, cases: Collection[Case]) -> tuple[str, ...]:
 
 
 def distance(one: Case, other: Case) -> float:
-    """Return how far two cases of one kind are apart: octaves of their sizes, as a Euclidean distance."""
+    """Return how far two cases of one kind are apart: octaves of their sizes, as a Euclidean distance.
+
+    Lengths above 128 count as their tiles of 128: 264 is as far from 256 as 384 is.
+    """
     return math.dist(_point(one), _point(other))
 
 
+def _tiled(length: int) -> int:
+    return length if length <= _TILE else math.ceil(length / _TILE) * _TILE
+
+
 def _point(case: Case) -> list[float]:
-    sizes = [math.log2(get(case)) for get in SIZES.values()]
+    values = {name: get(case) for name, get in SIZES.items()}
+    values |= {"q_len": _tiled(case.q_len), "kv_len": _tiled(case.kv_len)}
+    sizes = [math.log2(value) for value in values.values()]
     pairs = max(1, unmasked_pairs(case))
     kind = kind_of(case)
     properties = (
