@@ -49,15 +49,13 @@ from attn_exp.worker.machine.device import Machine
 
 HERE = Path(__file__).resolve().parent
 SWEEP, SEED = "pick_proof", 1
-# The grid, and what random shapes lie between; like most lengths, those below 1,024 are no multiples of a tile. It is
-# dense where different backends win: with few tokens the number of tiles decides, and so that of heads (`few`: heads,
-# lengths, and those of decodes, with batch 1). A CPU's grid is only there to try this program.
+# The grid, and what random shapes lie between: below 1,024 a length for two, three, four and six tiles of 128. A CPU's
+# grid is only there to try this program.
 GRIDS = {
     "cuda": {
-        "batch": (1, 2, 4), "heads": 16, "seq_len": (256, 304, 360, 432, 512, 728, 1024, 2048, 4096, 8192),
-        "dims": (128,), "few": ((24, 40, 56), (256, 304, 360, 432, 512), (512, 728)),
+        "batch": (1, 2, 4), "heads": 16, "seq_len": (256, 304, 512, 728, 1024, 2048, 4096, 8192), "dims": (128,),
     },
-    "cpu": {"batch": (1, 2), "heads": 2, "seq_len": (32, 64, 128), "dims": (32,), "few": (3, 32, 64)},
+    "cpu": {"batch": (1, 2), "heads": 2, "seq_len": (32, 64, 128), "dims": (32,)},
 }  # fmt: skip
 BLOCKS = {
     "dit_block": ("model=flux", "workload=dit_block"),
@@ -119,23 +117,21 @@ def sweep(out: Path, backends: str, device: str) -> None:
     one = GRIDS[device]
     common = (f"backend={backends}", f"sweep={SWEEP}", f"device={device}", "tracker=none")
     dtype = "dtype=bf16" if device == "cuda" else "dtype=fp32"
-    # The dense part to 1 %: its records are kept, and samples are most of their size.
-    grids = (("default", one["batch"], one["heads"], one["seq_len"], one["seq_len"]), ("percent", 1, *one["few"]))
-    for stopping, batch, heads, lengths, of_decodes in grids:
-        shapes = (
-            f"stopping={stopping}", f"batch={_words(batch)}", dtype, "model=sdpa_bench",
-            f"model.q_heads={_words(heads)}", "model.embedding=null", f"model.head_dim={_words(one['dims'])}",
-        )  # fmt: skip
-        decode = ("q_len=1", f"kv_len={_words(of_decodes)}", "causal=false", "passes=[forward]")
-        command("-m", *shapes, f"seq_len={_words(lengths)}", "causal=true,false", *common, out=out)
-        command("-m", *shapes, *decode, *common, out=out)
+    shapes = (
+        f"batch={_words(one['batch'])}", dtype, "model=sdpa_bench", f"model.q_heads={one['heads']}",
+        "model.embedding=null", f"model.head_dim={_words(one['dims'])}",
+    )  # fmt: skip
+    lengths = _words(one["seq_len"])
+    decode = ("q_len=1", f"kv_len={lengths}", "causal=false", "passes=[forward]")
+    command("-m", *shapes, f"seq_len={lengths}", "causal=true,false", *common, out=out)
+    command("-m", *shapes, *decode, *common, out=out)
     if device == "cuda":
         command("-m", "model=flux", *common, out=out)
         command("-m", "model=llama3_8b", "seq_len=4096", "causal=true", "dtype=bf16", *common, out=out)
 
 
-def _words(values: object) -> str:
-    return ",".join(map(str, values)) if isinstance(values, tuple) else str(values)
+def _words(values: tuple[int, ...]) -> str:
+    return ",".join(map(str, values))
 
 
 def drawn(draw: random.Random, device: str) -> Case:
