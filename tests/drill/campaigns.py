@@ -123,13 +123,16 @@ class Campaign:
         contain = can_contain()
         self._beside += [self.command.start(contained=contain and bool(count % 2)) for count in range(_AT_ONCE)]
 
-    def end_container(self, share: float) -> None:
-        """Run the command in a container that shares the folder, and end it in the middle with all that is in it."""
+    def end_container(self) -> None:
+        """Run the command in a container that shares the folder, and end it with all that is in it after a job."""
         if not can_contain():
             self.say(f"{self.plan.sweep}: no container, since this system lets nobody make a namespace of processes")
             self.counts[CONTAINER] += 1
             return
-        ended = self.run((share, lambda running: running.signal(signal.SIGKILL)), contained=True)
+        before = len(self.command.records())
+        # Earlier there may be no container yet, and the command goes on.
+        kill = (lambda: len(self.command.records()) > before, lambda running: running.signal(signal.SIGKILL))
+        ended = self.run(kill, contained=True)
         if ended.records < self.plan.jobs:
             self.counts[CONTAINER] += 1
 
@@ -333,7 +336,7 @@ def local(campaign: Campaign, disk: Disk) -> None:
         campaign.killed(campaign.run(*steps, (0.3, campaign.again), (FIRST_END, campaign.kill)))
         campaign.cut()
         campaign.protected_database()
-        campaign.end_container(0.5)
+        campaign.end_container()
         ended = campaign.run(*later)
     else:
         ended = campaign.run(*steps, *later)
