@@ -122,9 +122,8 @@ def sweep(out: Path, backends: str, device: str) -> None:
         "model.embedding=null", f"model.head_dim={_words(one['dims'])}",
     )  # fmt: skip
     lengths = _words(one["seq_len"])
-    decode = ("q_len=1", f"kv_len={lengths}", "causal=false", "passes=[forward]")
     command("-m", *shapes, f"seq_len={lengths}", "causal=true,false", *common, out=out)
-    command("-m", *shapes, *decode, *common, out=out)
+    command("-m", *shapes, "q_len=1", f"kv_len={lengths}", "causal=false", "passes=[forward]", *common, out=out)
     if device == "cuda":
         command("-m", "model=flux", *common, out=out)
         command("-m", "model=llama3_8b", "seq_len=4096", "causal=true", "dtype=bf16", *common, out=out)

@@ -248,11 +248,10 @@ def test_a_choice_says_why(picks):
 
 
 def test_a_length_counts_as_its_tiles(loaded):
-    # 264 and 384 fill or begin a third tile of 128, and 256 has two.
     picks = loaded(buckets=(bucket(256, "math", "inference"), bucket(384, "eager", "inference")))
-    chosen = [picks.choice(batch=1, q_heads=2, q_len=length, head_dim=8, dtype="float32", causal=True).label
-              for length in (248, 264)]  # fmt: skip
-    assert chosen == ["math", "eager"]
+    shape = {"batch": 1, "q_heads": 2, "head_dim": 8, "dtype": "float32", "causal": True}
+    # 264 begins the third tile of 128, which 384 fills.
+    assert [picks.choice(q_len=length, **shape).label for length in (248, 264)] == ["math", "eager"]
 
 
 @pytest.mark.parametrize(

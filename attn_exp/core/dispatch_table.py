@@ -183,9 +183,9 @@ class Choice:
 class Chooser:
     """Chooses from a table. `usable` are the labels that may be chosen: by default all.
 
-    Another shape gets the backend that is fastest in the mean of the four nearest measured ones (in octaves of q_len,
-    kv_len, batch x heads, and head dimensions), the corners of a cell of lengths and batch sizes: what wins at one
-    alone may be far behind a few tokens away. The layout of tensors counts only if the table has both.
+    Another shape gets the backend that is fastest in the mean of the four nearest measured ones (core/case/near.py),
+    the corners of a cell of lengths and batch sizes: what wins at one alone may be far behind a few tokens away. The
+    layout of tensors counts only if the table has both.
     """
 
     def __init__(self, table: DispatchTable, usable: Collection[str] | None = None) -> None:

@@ -231,7 +231,7 @@ class Dispatcher(AbstractContextManager["Dispatcher"]):
     def _step(self, seen: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return what was seen with lengths that were not measured rounded up to an eighth octave.
 
-        A choice between measured shapes takes milliseconds. Rounded up, lengths with as many tiles stay together.
+        A choice between measured shapes takes milliseconds. Rounded up, a step ends where a tile does.
         """
         q, k, v, *rest = seen
         if not len(q) == len(k) == len(v) == 4 or (q[2], k[2]) in self._lengths:

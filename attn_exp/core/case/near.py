@@ -57,7 +57,7 @@ def beyond(case: Case, cases: Collection[Case]) -> tuple[str, ...]:
 def distance(one: Case, other: Case) -> float:
     """Return how far two cases of one kind are apart: octaves of their sizes, as a Euclidean distance.
 
-    Lengths above 128 count as their tiles of 128: 264 is as far from 256 as 384 is.
+    Lengths above 128 are rounded up to tiles of 128: 264 counts as 384.
     """
     return math.dist(_point(one), _point(other))
 
