@@ -15,7 +15,7 @@ from attn_exp.core.text import at_width
 class DoctorOptions(Options):
     """Checks with known work that timings on this machine can be trusted, and prints each check with its figures.
 
-    The eleven checks on a GPU take 1.5 to 4 minutes; on a CPU there are four. If all pass, the smallest difference that
+    The eleven checks on a GPU take 1.5 to 5 minutes; on a CPU there are four. If all pass, the smallest difference that
     this machine can resolve (the margin) and its ceilings are kept for duel and compare.
     """
 

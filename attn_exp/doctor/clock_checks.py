@@ -56,8 +56,8 @@ def differences_are_found(bench: Bench) -> Finding:
     """9: an injected difference is detected, and one below the floor never is."""
     _, *counts = COMPARISONS[bench.machine.device]
     large, small = INJECTED[bench.machine.device]
-    # As a duel does: until the ratio is known well enough to tell what was injected from nothing. Of fewer rounds one
-    # that is off leaves an interval of 4 %.
+    # As a duel does: until the ratio is known well enough to tell what was injected from nothing. With fewer than 20
+    # rounds a single outlier widens the interval to 4 %.
     enough = replace(
         PRECISE, precision=large / 6, min_rounds=20 if bench.machine.gpu is not None else PRECISE.min_rounds
     )
@@ -179,7 +179,7 @@ def twice_the_work_takes_twice_as_long(bench: Bench) -> Finding:
 def timers_agree(bench: Bench) -> Finding:
     """5: device, kernel and graph agree on one call, interleaved."""
     gpu, seen, passed = bench.machine.gpu, [], True
-    # Both take less than `kernel` puts a GPU under load for, which then has another clock.
+    # Both calls are short: `kernel` runs those above 1 ms under load, at another clock.
     for batch, length in ((2, 4096), (2, 1024)):
         _, calls = attention("cuda", batch=batch, length=length)
         entries = [Entry(make_timer(name, gpu), calls.forward, calls.scope) for name in ("device", "kernel", "graph")]
