@@ -119,7 +119,7 @@ step_duel() {
   attn duel a=cudnn_graph b=cudnn c=cudnn_graph c.api=wrapper c.layout=bshd batch=4 seq_len=4096 model=sdpa_bench \
     causal=false | tee "$out/backends/duel_cudnn_full.txt"
 }
-# What a dispatch table is worth at random shapes, and duels of models: half an hour for the table, five minutes for
+# What a dispatch table is worth at random shapes, and duels of models: forty minutes for the table, five minutes for
 # the shapes (BUDGET=290), then the duels. A second call with the same OUT_FOLDER keeps the table.
 step_pick_proof() { python3 "$root/bench/pick_proof.py" "$out/pick_proof" --budget-s "${BUDGET:-290}"; }
 # The figures that contradict each other, judged by one sweep: on an H100 with a verdict, elsewhere with the ratio.

@@ -53,7 +53,8 @@ SWEEP, SEED = "pick_proof", 1
 # grid is only there to try this program.
 GRIDS = {
     "cuda": {
-        "batch": (1, 2, 4), "heads": 16, "seq_len": (256, 304, 512, 600, 728, 1024, 2048, 4096, 8192), "dims": (128,),
+        "batch": (1, 2, 3, 4), "heads": 16, "dims": (128,),
+        "seq_len": (256, 304, 512, 600, 728, 1024, 2048, 4096, 8192),
     },
     "cpu": {"batch": (1, 2), "heads": 2, "seq_len": (32, 64, 128), "dims": (32,)},
 }  # fmt: skip
@@ -63,7 +64,7 @@ BLOCKS = {
 }
 FAR, ALL_OF = 1.25, 8
 ROUNDS = StoppingRule(precision=0.0, min_rounds=8, max_rounds=8, budget_s=0.0)
-MOST_SHAPES = 1000
+MOST_SHAPES = 2000
 # One of so many random shapes is a decode: one query, and a forward only.
 DECODE_OF = 3
 # What a table has to reach: how much slower than the fastest its picks may be in the geometric mean, and than SDPA's
