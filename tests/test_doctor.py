@@ -102,6 +102,15 @@ def test_instances_that_differ_a_clock_that_sees_nothing_and_one_that_sees_too_m
     assert not verdicts.twice_the_work_takes_twice_as_long(bench).passed
 
 
+def test_calls_that_have_hardly_a_round_in_common_are_timed_again(bench, monkeypatch):
+    apart, together = [{0: 100.0, 1: 100.0}, {1: 100.0, 2: 100.0}], [dict.fromkeys(range(7), 100.0)] * 2
+    given = iter([apart, together] * 4)
+    monkeypatch.setattr(verdicts, "side_by_side", lambda *_, **__: next(given))
+    monkeypatch.setitem(verdicts.COMPARISONS, "cpu", (4, 1, 1))
+    assert verdicts.equal_things_are_equal(bench).passed
+    assert next(given, None) is None
+
+
 def test_every_check_of_a_cpu_comes_to_a_finding(bench, monkeypatch):
     """Also check 9, where the slower call is decided and leaves before the other."""
     monkeypatch.setitem(verdicts.COMPARISONS, "cpu", (2, 4, 1))
