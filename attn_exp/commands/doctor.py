@@ -15,8 +15,8 @@ from attn_exp.core.text import at_width
 class DoctorOptions(Options):
     """Checks with known work that timings on this machine can be trusted, and prints each check with its figures.
 
-    The eleven checks on a GPU take 1.5 to 5 minutes; on a CPU there are four. If all pass, the smallest difference that
-    this machine can resolve (the margin) and its ceilings are kept for duel and compare.
+    The eleven checks take about five minutes on a GPU; a CPU has four. If all pass, the smallest difference that this
+    machine can resolve (the margin) and its ceilings are kept for duel and compare.
     """
 
     device: str = device_option()

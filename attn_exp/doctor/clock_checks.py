@@ -275,7 +275,7 @@ def _read_us(bench: Bench, megabytes: float) -> tuple[float, float]:
 # As sweeps measure a job under load.
 SUSTAINED = replace(MEASURING, also=(), regime="sustained")
 _LOOP_S = 3.0
-# Under load a capped GPU's clock, and where tensors lie, differ from one run to another: by 0.2 to 1.6 % on two H200s.
+# Under load, where the power limit sets the clock, a job and a loop were 0.2 to 1.6 % apart on two H200s.
 _LOOP_LIMIT = 0.025
 
 

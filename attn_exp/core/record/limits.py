@@ -23,7 +23,7 @@ _WARM_TIMERS = ("benchmark",)
 # Of the 406 passes, 90 calm ones took at least 0.990 times what the `kernel` timer had as the union of their kernels.
 # Under a power cap, or drifting, 316 took at least 0.865 times as much: the clock is another one from call to call.
 _CALM_FACTOR, _RESTLESS_FACTOR, _UNION_SLACK_US = 0.9, 0.75, 3.0
-# A read of 16 MB took 0.41 times as long with hot caches as with cold ones (results/h200/doctor/doctor.txt).
+# A read of 16 MB took 0.42 times as long with hot caches as with cold ones (results/h200/doctor/doctor.txt).
 _WARM_FACTOR = 0.3
 _RESTLESS = frozenset({"drift", "unstable", "power_capped", "thermal"})
 
