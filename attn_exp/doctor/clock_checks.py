@@ -275,8 +275,6 @@ def _read_us(bench: Bench, megabytes: float) -> tuple[float, float]:
 # As sweeps measure a job under load.
 SUSTAINED = replace(MEASURING, also=(), regime="sustained")
 _LOOP_S = 3.0
-# Under load, where the power limit sets the clock, a job and a loop were 0.2 to 1.6 % apart on two H200s.
-_LOOP_LIMIT = 0.025
 
 
 def a_plain_loop_takes_as_long(bench: Bench) -> Finding:
@@ -294,10 +292,9 @@ def a_plain_loop_takes_as_long(bench: Bench) -> Finding:
             plain_us = plain_us or _loop_us(bench, calls.forward)
             turns.append((record.metrics["forward/time_us"], plain_us))
         ours, plain = (statistics.fmean(times) for times in zip(*turns, strict=True))
-        passed &= abs(ours / plain - 1) <= _LOOP_LIMIT
+        passed &= abs(ours / plain - 1) <= 0.01
         seen.append(
-            f"{batch} x 8,192: {ours:,.0f} us, a loop {plain:,.0f}, {100 * (ours / plain - 1):+.2f} % "
-            f"(limit {100 * _LOOP_LIMIT:g})"
+            f"{batch} x 8,192: {ours:,.0f} us, a loop {plain:,.0f}, {100 * (ours / plain - 1):+.2f} % (limit 1)"
         )
     return Finding("a plain loop takes as long", passed, "; ".join(seen))
 
