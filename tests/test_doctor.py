@@ -4,6 +4,7 @@ import pty
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -109,6 +110,19 @@ def test_calls_that_have_hardly_a_round_in_common_are_timed_again(bench, monkeyp
     monkeypatch.setitem(verdicts.COMPARISONS, "cpu", (4, 1, 1))
     assert verdicts.equal_things_are_equal(bench).passed
     assert next(given, None) is None
+
+
+@pytest.mark.parametrize(
+    ("job_us", "job_mhz", "passes"), [(1602.0, 1732.0, True), (1602.0, 1707.0, False), (1560.0, 1779.0, False)]
+)
+def test_a_job_takes_as_long_as_a_loop_at_one_clock(bench, monkeypatch, job_us, job_mhz, passes):
+    """A capped clock moves in steps of 15 MHz: a job may be a step above the loop, but no other 1 % from it."""
+    cpu = verdicts.attention("cpu", batch=1, length=128)
+    monkeypatch.setattr(verdicts, "attention", lambda *_, **__: cpu)
+    monkeypatch.setattr(verdicts, "_loop", lambda *_: (1625.0, 1707.0))
+    job = SimpleNamespace(status="ok", metrics={"forward/time_us": job_us, "forward/clock_mhz": job_mhz})
+    monkeypatch.setattr(verdicts, "measure", lambda *_: job)
+    assert verdicts.a_plain_loop_takes_as_long(bench).passed == passes
 
 
 def test_every_check_of_a_cpu_comes_to_a_finding(bench, monkeypatch):
