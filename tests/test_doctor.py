@@ -112,6 +112,17 @@ def test_calls_that_have_hardly_a_round_in_common_are_timed_again(bench, monkeyp
     assert next(given, None) is None
 
 
+@pytest.mark.parametrize(("stamped_mhz", "passes"), [((1965, 1980, 1965, 1980), True), ((1980,) * 4, False)])
+def test_sleeps_are_linear_at_one_clock(bench, monkeypatch, stamped_mhz, passes):
+    """For a while after load the clock is a step lower, and comes back between two sleeps."""
+    bench.machine.gpu, bench.machine.environment["max_sm_clock_mhz"] = object(), 1980.0
+    sleeps = zip((200_000, 400_000, 800_000, 1_600_000), (1965, 1980, 1965, 1980), stamped_mhz, strict=True)
+    timings = [SimpleNamespace(times_us=(4.0 + count / mhz,), clocks_mhz=(seen,)) for count, mhz, seen in sleeps]
+    monkeypatch.setattr(verdicts, "sample_turns", lambda *_, **__: timings)
+    monkeypatch.setattr(verdicts, "make_timer", lambda *_: None)
+    assert verdicts.sleep_is_linear(bench).passed == passes
+
+
 @pytest.mark.parametrize(
     ("job_us", "job_mhz", "passes"), [(1602.0, 1732.0, True), (1602.0, 1707.0, False), (1560.0, 1779.0, False)]
 )
