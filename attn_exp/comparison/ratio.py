@@ -24,7 +24,7 @@ from attn_exp.results.result import Result
 POWER_CAPPED_SPREAD = 0.022
 # The largest difference among 32 cells above 50 us, measured by two programs minutes apart on an H200, in the calmest
 # of four runs of method 1 (results/h200/sdpa_sweep at b44b987c); the others had 3.2 to 7.4 %. Method 5 is steadier:
-# nine sweeps on four H200s differ by 1.05 % at most (results/h200/same_kernel).
+# in bursts cuDNN's rows differ by 0.6 % at most between sweeps of one H200 (results/h200/same_kernel).
 SESSION_SPREAD = 0.022
 # Three sweeps of 36 equal cells alternated on a 2-core CPU with other programs running. Half of the cells differed by
 # more than 2.3 to 5.4 % between sweeps, of which 1.0 to 5.4 % was common to all cells.

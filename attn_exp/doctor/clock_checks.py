@@ -79,8 +79,8 @@ def differences_are_found(bench: Bench) -> Finding:
 
 
 def _compare(bench: Bench, one: Call, two: Call, rule: StoppingRule = SEVEN) -> PairedComparison:
-    # With rests, as sweeps and duels have them: a capped GPU's clock changes from block to block. What is below it does
-    # not count, so that two calls may be left with hardly a round in common: then once more.
+    # With rests, as in sweeps and duels: a capped GPU's clock changes from block to block. Blocks below the highest
+    # clock do not count. If that leaves the calls too few rounds in common, they are timed again.
     for _ in range(_ATTEMPTS):
         medians_one, medians_two = side_by_side(bench, one, two, rule=rule, rests=bench.machine.gpu is not None)
         if len(medians_one.keys() & medians_two.keys()) >= _COMMON_ROUNDS:
